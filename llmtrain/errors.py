@@ -1,0 +1,83 @@
+"""Every error a person may see, and the one table of exit codes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+
+
+class ExitStatus(IntEnum):
+    """Exit codes of every command, the same on every backend (README, "Exit codes")."""
+
+    DONE = 0
+    FAILED = 1
+    USAGE = 2
+    INFEASIBLE = 3
+    RESUMABLE = 75
+    DO_NOT_RESTART = 93
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """One thing that is wrong: where it is, what it is, and what to do about it.
+
+    `where` is `file:line` for something a user wrote, else a dotted field (`batch.micro`) or a path.
+    """
+
+    where: str
+    message: str
+    hint: str = ""
+
+    def text(self) -> str:
+        """Return the problem as the lines a person reads."""
+        head = f"{self.where}: {self.message}" if self.where else self.message
+        return f"{head}\n  hint: {self.hint}" if self.hint else head
+
+
+class LlmtrainError(Exception):
+    """Base of all errors that are shown to a person without a traceback."""
+
+    exit_status: ExitStatus = ExitStatus.FAILED
+
+    def __init__(self, message: str, *, where: str = "", hint: str = "") -> None:
+        super().__init__(message)
+        self.problems: tuple[Problem, ...] = (Problem(where=where, message=message, hint=hint),)
+
+    def text(self) -> str:
+        """Return all problems as the text shown on standard error."""
+        return "\n".join(problem.text() for problem in self.problems)
+
+
+class ConfigError(LlmtrainError):
+    """A recipe, profile, override or flag is wrong; carries all problems found, not the first."""
+
+    exit_status = ExitStatus.USAGE
+
+    def __init__(self, problems: Sequence[Problem]) -> None:
+        super().__init__(problems[0].message if problems else "invalid configuration")
+        self.problems = tuple(problems)
+
+
+class UsageError(LlmtrainError):
+    """A command was called in a way that cannot work (unknown run, contradicting flags)."""
+
+    exit_status = ExitStatus.USAGE
+
+
+class InfeasibleError(LlmtrainError):
+    """No layout satisfies the recipe on the cluster; carries the violated inequalities."""
+
+    exit_status = ExitStatus.INFEASIBLE
+
+    def __init__(self, problems: Sequence[Problem]) -> None:
+        super().__init__(problems[0].message if problems else "no feasible plan")
+        self.problems = tuple(problems)
+
+
+class RunError(LlmtrainError):
+    """Something went wrong while a run was started, watched or read."""
+
+
+class CheckpointError(LlmtrainError):
+    """A checkpoint is missing, torn, corrupt or of another run."""

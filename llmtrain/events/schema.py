@@ -1,0 +1,222 @@
+"""The shared language of engine, watcher and views: one dataclass per kind of event.
+
+One line of a JSONL file is one event: an envelope {v, time, run, attempt, source, rank, seq, kind, data}. Readers skip kinds
+and fields that they do not know. `time` is epoch seconds. `step` counts optimizer steps from 1.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+SCHEMA_VERSION = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Payload:
+    """Base of all payloads; `kind` is the word in the envelope."""
+
+    kind: ClassVar[str] = ""
+
+
+# ---- written by ranks ------------------------------------------------------------------------------------------------
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankStarted(Payload):
+    """A rank's process runs (before torch is imported)."""
+
+    kind: ClassVar[str] = "rank_started"
+    host: str
+    pid: int
+    local_rank: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PhaseStarted(Payload):
+    """A rank enters a phase; limits of the watcher are per phase."""
+
+    kind: ClassVar[str] = "phase_started"
+    phase: str
+    """start | build | load | step | evaluate | checkpoint | finish"""
+    step: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Restored(Payload):
+    """Rank 0: where the attempt starts from."""
+
+    kind: ClassVar[str] = "restored"
+    step: int
+    """Last step contained in the state; 0 when fresh."""
+    checkpoint: str | None
+    """Name of the checkpoint, or None when the state comes from the seed."""
+    reason: str = ""
+    """Why it is not the newest one, or why it is fresh."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepFinished(Payload):
+    """Rank 0: one optimizer step, as all ranks agreed on it."""
+
+    kind: ClassVar[str] = "step_finished"
+    step: int
+    loss: float
+    grad_norm: float
+    learning_rate: float
+    seconds: float
+    tokens: int
+    tokens_per_second: float
+    mfu: float | None = None
+    first_sample: int = 0
+    """Global index of the step's first sample; it consumed `samples` from there."""
+    samples: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankStep(Payload):
+    """Every rank, every few steps: its own times, for stragglers and memory."""
+
+    kind: ClassVar[str] = "rank_step"
+    step: int
+    seconds: float
+    compute_seconds: float
+    """Time outside collectives."""
+    memory_bytes: int
+    """Peak device memory, or resident memory on a CPU."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evaluated(Payload):
+    """Rank 0: validation loss after a step."""
+
+    kind: ClassVar[str] = "evaluated"
+    step: int
+    loss: float
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointStarted(Payload):
+    """Rank 0: a save begins."""
+
+    kind: ClassVar[str] = "checkpoint_started"
+    step: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointCommitted(Payload):
+    """Rank 0: the checkpoint is durable and is now the newest one."""
+
+    kind: ClassVar[str] = "checkpoint_committed"
+    step: int
+    name: str
+    bytes: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointFailed(Payload):
+    """A save failed; the previous checkpoint stays the newest."""
+
+    kind: ClassVar[str] = "checkpoint_failed"
+    step: int
+    error: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Notice(Payload):
+    """Anything a person should know; never needed to fold state."""
+
+    kind: ClassVar[str] = "notice"
+    message: str
+    level: str = "info"
+    """info | warning | error"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankFailed(Payload):
+    """A rank is about to exit because of an exception."""
+
+    kind: ClassVar[str] = "rank_failed"
+    error: str
+    """Type and message."""
+    error_class: str
+    """out_of_memory | communication | storage | data | numeric | config | user_code"""
+    step: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankFinished(Payload):
+    """A rank leaves in agreement with all others."""
+
+    kind: ClassVar[str] = "rank_finished"
+    reason: str
+    """completed | stopped"""
+    step: int
+
+
+# ---- written by agents and by the supervisor -------------------------------------------------------------------------
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeSample(Payload):
+    """Health of one node, a few times a minute."""
+
+    kind: ClassVar[str] = "node_sample"
+    node: int
+    host: str
+    cpu_percent: float
+    memory_used: int
+    memory_total: int
+    ranks_alive: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttemptStarted(Payload):
+    """Supervisor: ranks are being started."""
+
+    kind: ClassVar[str] = "attempt_started"
+    world_size: int
+    nodes: tuple[str, ...]
+    layout: dict[str, Any] = field(default_factory=dict)
+    reason: str = ""
+    """first | resume | the finding that ended the attempt before"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Found(Payload):
+    """Supervisor: a detector's finding."""
+
+    kind: ClassVar[str] = "found"
+    finding: str
+    """rank_dead | agent_lost | node_silent | hang | attempt_failed | no_progress | nonfinite ..."""
+    message: str
+    rank: int | None = None
+    node: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decided(Payload):
+    """Supervisor: what the policy chose."""
+
+    kind: ClassVar[str] = "decided"
+    action: str
+    """restart | stop | give_up | finish"""
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttemptEnded(Payload):
+    """Supervisor: nothing of the attempt runs any more (verified)."""
+
+    kind: ClassVar[str] = "attempt_ended"
+    outcome: str
+    """completed | stopped | failed"""
+    cause: str = ""
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunEnded(Payload):
+    """Supervisor: the run's exit code is known."""
+
+    kind: ClassVar[str] = "run_ended"
+    exit_status: int
+    message: str

@@ -1,0 +1,112 @@
+"""Every path of a run, and only here."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptDir:
+    """`attempts/<n>/`: one start of ranks."""
+
+    path: Path
+
+    @property
+    def number(self) -> int:
+        """Attempt number, from 1."""
+        return int(self.path.name)
+
+    @property
+    def attempt_json(self) -> Path:
+        """What this attempt runs: layout, nodes, where it restores from (`run/attempt.py`)."""
+        return self.path / "attempt.json"
+
+    @property
+    def events(self) -> Path:
+        """Folder of event files, one per writer: `rank-00000.jsonl`, `agent-000.jsonl`, `supervisor.jsonl`."""
+        return self.path / "events"
+
+    @property
+    def logs(self) -> Path:
+        """Folder of log files: `rank-00000.log` (stdout and stderr of a rank), `node-000.log` (node script, torchrun)."""
+        return self.path / "logs"
+
+    @property
+    def stacks(self) -> Path:
+        """Folder of stack dumps: `rank-00000.txt`."""
+        return self.path / "stacks"
+
+    def rank_events(self, rank: int) -> Path:
+        """Event file of a rank."""
+        return self.events / f"rank-{rank:05d}.jsonl"
+
+    def rank_log(self, rank: int) -> Path:
+        """Log of a rank."""
+        return self.logs / f"rank-{rank:05d}.log"
+
+    def node_log(self, node: int) -> Path:
+        """Output of a node script."""
+        return self.logs / f"node-{node:03d}.log"
+
+
+@dataclass(frozen=True, slots=True)
+class RunDir:
+    """`runs/<run-id>/`: everything that explains a run."""
+
+    path: Path
+
+    @property
+    def run_id(self) -> str:
+        """The folder's name."""
+        return self.path.name
+
+    @property
+    def job_json(self) -> Path:
+        """The frozen job spec (`run/job_file.py`)."""
+        return self.path / "job.json"
+
+    @property
+    def plan_json(self) -> Path:
+        """The plan, as `plan --json` prints it."""
+        return self.path / "plan.json"
+
+    @property
+    def scripts(self) -> Path:
+        """Rendered scripts."""
+        return self.path / "scripts"
+
+    @property
+    def record_json(self) -> Path:
+        """State that outlives the supervisor: attempts, outcome (`run/record.py`)."""
+        return self.path / "record.json"
+
+    @property
+    def lease(self) -> Path:
+        """Lock of the one supervisor that may write (`run/lease.py`)."""
+        return self.path / "lease"
+
+    @property
+    def checkpoints(self) -> Path:
+        """Folder of `step-*/` (`run/checkpoints.py`)."""
+        return self.path / "checkpoints"
+
+    @property
+    def attempts(self) -> Path:
+        """Folder of attempts."""
+        return self.path / "attempts"
+
+    @property
+    def supervisor_log(self) -> Path:
+        """Standard output and error of the detached supervisor."""
+        return self.path / "supervisor.log"
+
+    def attempt(self, number: int) -> AttemptDir:
+        """Folder of one attempt."""
+        return AttemptDir(self.attempts / str(number))
+
+    def attempt_numbers(self) -> list[int]:
+        """Numbers of all attempts on disk, ascending."""
+        if not self.attempts.is_dir():
+            return []
+        return sorted(int(entry.name) for entry in self.attempts.iterdir() if entry.name.isdigit())
