@@ -92,6 +92,11 @@ class RunDir:
         return self.path / "checkpoints"
 
     @property
+    def data_json(self) -> Path:
+        """Where the prepared corpus of this run lies, and its digest (`run/data_file.py`)."""
+        return self.path / "data.json"
+
+    @property
     def attempts(self) -> Path:
         """Folder of attempts."""
         return self.path / "attempts"
