@@ -1,0 +1,219 @@
+"""Accelerators and links in numbers: the one table that a cluster profile's names point into.
+
+Peaks are dense (no structured sparsity), FLOP/s; memory in bytes (10^9 based, as sold); bandwidths in bytes/s, one direction.
+Sources: vendors' data sheets for peaks, memory and bandwidth. Efficiencies are what long GEMMs and NCCL reach in
+public measurements (machine-learning engineering MAMF tables, NCCL bus bandwidths); `profiles calibrate` replaces them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+GB = 1e9
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Accelerator:
+    """One accelerator."""
+
+    name: str
+    """Name in a profile, lower-case."""
+    title: str
+    """Name in a table."""
+    bf16_flops: float
+    """Dense BF16 or FP16 matrix peak, FLOP/s (FP16 where BF16 is missing)."""
+    fp8_flops: float = 0.0
+    """Dense FP8 peak; 0: the format is missing."""
+    tf32_flops: float = 0.0
+    """Dense TF32 peak; 0: FP32 rate is used."""
+    fp32_flops: float
+    """FP32 peak outside matrix units."""
+    memory: float
+    """Device memory, bytes."""
+    memory_bandwidth: float
+    """Device memory bandwidth, bytes/s."""
+    multiprocessors: int
+    """Units that work on output tiles side by side."""
+    gemm_ceiling: float
+    """Share of the peak that a large GEMM sustains inside a training step."""
+    fp8_ceiling: float = 0.0
+    """The same for FP8."""
+    memory_efficiency: float = 0.85
+    """Share of `memory_bandwidth` that streaming kernels reach."""
+    launch_gap: float = 3e-6
+    """Seconds from the end of one kernel to the start of the next."""
+    context: float = 2.5 * GB
+    """Bytes that the driver, the libraries and communication buffers take."""
+
+    def peak(self, mode: str) -> float:
+        """Matrix peak of a precision mode, FLOP/s; raises KeyError for an unknown mode, ValueError for a missing format."""
+        if mode == "fp8" and not self.fp8_flops:
+            raise ValueError(f"{self.title} has no FP8 matrix units")
+        table = {"bf16": self.bf16_flops, "fp16": self.bf16_flops, "fp8": self.fp8_flops}
+        table |= {"tf32": self.tf32_flops or self.fp32_flops, "fp32": self.fp32_flops}
+        return table[mode]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Link:
+    """One kind of link."""
+
+    name: str
+    """Name in a profile, lower-case."""
+    title: str
+    """Name in a table."""
+    bandwidth: float
+    """Bytes/s, one direction: per accelerator (inside a node) or per port (between nodes)."""
+    efficiency: float
+    """Share of `bandwidth` that large collectives reach (bus bandwidth)."""
+    latency: float
+    """Seconds before the first byte of a collective: software and first hop."""
+    hop: float
+    """Seconds that each further step of a ring takes."""
+    inside_node: bool
+    """Whether it connects accelerators of one node."""
+
+
+def _gpu(name: str, title: str, **figures: float) -> Accelerator:
+    values: dict[str, float] = dict(figures)
+    units = int(values.pop("multiprocessors"))
+    return Accelerator(name=name, title=title, multiprocessors=units, **values)
+
+
+_AMPERE = {"bf16_flops": 312e12, "tf32_flops": 156e12, "fp32_flops": 19.5e12, "multiprocessors": 108}
+_HOPPER = {
+    "bf16_flops": 989.4e12,
+    "fp8_flops": 1978.9e12,
+    "tf32_flops": 494.7e12,
+    "fp32_flops": 66.9e12,
+    "multiprocessors": 132,
+    "gemm_ceiling": 0.72,
+    "fp8_ceiling": 0.62,
+}
+_BLACKWELL = {"fp32_flops": 80e12, "multiprocessors": 148, "gemm_ceiling": 0.75, "fp8_ceiling": 0.70}
+
+ACCELERATORS: dict[str, Accelerator] = {
+    entry.name: entry
+    for entry in (
+        _gpu(
+            "v100-32g-sxm",
+            "V100-SXM2-32GB",
+            bf16_flops=125e12,
+            fp32_flops=15.7e12,
+            memory=32 * GB,
+            memory_bandwidth=900e9,
+            multiprocessors=80,
+            gemm_ceiling=0.75,
+            memory_efficiency=0.80,
+        ),
+        _gpu(
+            "a100-40g-sxm",
+            "A100-SXM4-40GB",
+            **_AMPERE,
+            memory=40 * GB,
+            memory_bandwidth=1555e9,
+            gemm_ceiling=0.82,
+        ),
+        _gpu(
+            "a100-80g-sxm",
+            "A100-SXM4-80GB",
+            **_AMPERE,
+            memory=80 * GB,
+            memory_bandwidth=2039e9,
+            gemm_ceiling=0.82,
+        ),
+        _gpu(
+            "a100-40g-pcie",
+            "A100-PCIe-40GB",
+            **_AMPERE,
+            memory=40 * GB,
+            memory_bandwidth=1555e9,
+            gemm_ceiling=0.74,
+        ),
+        _gpu(
+            "a100-80g-pcie",
+            "A100-PCIe-80GB",
+            **_AMPERE,
+            memory=80 * GB,
+            memory_bandwidth=1935e9,
+            gemm_ceiling=0.74,
+        ),
+        _gpu(
+            "a800-80g-sxm",
+            "A800-SXM4-80GB",
+            **_AMPERE,
+            memory=80 * GB,
+            memory_bandwidth=2039e9,
+            gemm_ceiling=0.82,
+        ),
+        _gpu("h100-sxm", "H100-SXM5-80GB", **_HOPPER, memory=80 * GB, memory_bandwidth=3352e9),
+        _gpu("h200-sxm", "H200-SXM5-141GB", **_HOPPER, memory=141 * GB, memory_bandwidth=4800e9),
+        _gpu(
+            "b200",
+            "B200-SXM-180GB",
+            **_BLACKWELL,
+            bf16_flops=2250e12,
+            fp8_flops=4500e12,
+            tf32_flops=1125e12,
+            memory=180 * GB,
+            memory_bandwidth=8000e9,
+        ),
+        _gpu(
+            "gb200",
+            "GB200-NVL72-186GB",
+            **_BLACKWELL,
+            bf16_flops=2450e12,
+            fp8_flops=4900e12,
+            tf32_flops=1225e12,
+            memory=186 * GB,
+            memory_bandwidth=8000e9,
+        ),
+        _gpu(
+            "cpu",
+            "CPU (one rank)",
+            bf16_flops=4e10,
+            tf32_flops=4e10,
+            fp32_flops=4e10,
+            memory=4 * GB,
+            memory_bandwidth=8e9,
+            multiprocessors=1,
+            gemm_ceiling=0.70,
+            memory_efficiency=0.60,
+            launch_gap=8e-6,
+            context=0.35 * GB,
+        ),
+    )
+}
+
+
+def _link(
+    name: str, title: str, bandwidth: float, efficiency: float, latency: float, hop: float, inside: bool
+) -> Link:
+    return Link(
+        name=name,
+        title=title,
+        bandwidth=bandwidth,
+        efficiency=efficiency,
+        latency=latency,
+        hop=hop,
+        inside_node=inside,
+    )
+
+
+LINKS: dict[str, Link] = {
+    entry.name: entry
+    for entry in (
+        _link("nvlink2", "NVLink 2", 150e9, 0.80, 20e-6, 3.4e-6, True),
+        _link("nvlink3", "NVLink 3", 300e9, 0.77, 18e-6, 3.4e-6, True),
+        _link("nvlink3-a800", "NVLink 3 of an A800", 200e9, 0.77, 18e-6, 3.4e-6, True),
+        _link("nvlink4", "NVLink 4", 450e9, 0.82, 16e-6, 2.4e-6, True),
+        _link("nvlink5", "NVLink 5", 900e9, 0.76, 16e-6, 2.4e-6, True),
+        _link("pcie4", "PCIe 4.0 x16", 32e9, 0.72, 20e-6, 5.7e-6, True),
+        _link("pcie5", "PCIe 5.0 x16", 64e9, 0.72, 20e-6, 5.7e-6, True),
+        _link("shared-memory", "shared memory", 2e9, 0.75, 120e-6, 60e-6, True),
+        _link("ib-hdr", "InfiniBand HDR, 200 Gb/s", 25e9, 0.92, 14e-6, 9.6e-6, False),
+        _link("ib-ndr", "InfiniBand NDR, 400 Gb/s", 50e9, 0.92, 14e-6, 9.6e-6, False),
+        _link("roce", "RoCE v2, 400 Gb/s", 50e9, 0.85, 18e-6, 12e-6, False),
+        _link("tcp", "TCP over Ethernet, 25 Gb/s", 3.125e9, 0.75, 60e-6, 40e-6, False),
+    )
+}
