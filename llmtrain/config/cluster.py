@@ -74,6 +74,63 @@ class EnvironmentConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SoftwareConfig:
+    """What the training software on this cluster does; the planner assumes nothing that is not said here.
+
+    The defaults are this package's own engine.
+    """
+
+    attention: Literal["fused", "unfused"] = "fused"
+    """`fused`: a flash-attention kernel; `unfused`: the score matrix goes through device memory."""
+    fused_kernels: bool = False
+    """Whether norms, bias, activation and residual adds run as fused kernels."""
+    dropout: bool = False
+    """Whether activations pass through dropout (its masks take memory)."""
+    gradients: Literal["fp32", "bf16"] = "fp32"
+    """Format that gradients are accumulated and reduced in."""
+    fused_optimizer: bool = True
+    """Whether the optimizer updates all tensors in few kernels."""
+    overlap_gradients: bool = False
+    """Whether gradients are reduced (and ZeRO weights gathered) while the backward pass still runs."""
+    overlap_pipeline: bool = False
+    """Whether stage-to-stage transfers run beside compute."""
+    overlap_tensor: float = 0.0
+    """Share of tensor-parallel traffic that runs beside GEMMs, 0..1."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CalibrationConfig:
+    """Constants measured on this cluster by `llmtrain profiles calibrate`; None: the hardware table's value."""
+
+    gemm: float | None = None
+    """Share of the matrix peak that a large GEMM sustains."""
+    memory_bandwidth: float | None = None
+    """Share of the memory bandwidth that streaming kernels reach."""
+    launch_gap: float | None = None
+    """Seconds from the end of one kernel to the start of the next."""
+    intra_node: float | None = None
+    """Factor on the bandwidth of collectives inside a node."""
+    inter_node: float | None = None
+    """Factor on the bandwidth of collectives between nodes."""
+    step_overhead: float | None = None
+    """Seconds of each step that no layer explains (data, logging, synchronisation)."""
+    date: str = ""
+    """Day of the measurement, YYYY-MM-DD."""
+    evidence: str = ""
+    """What was measured, and how well the constants explain it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FailureConfig:
+    """How often nodes fail and what a restart costs."""
+
+    node_mtbf: float = 2.16e7
+    """Mean time between failures of one node, seconds (duration, e.g. `250d`)."""
+    restart: float = 300.0
+    """Seconds from a failure to the first step of the next attempt, without the steps done again."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterProfile:
     """Where to train."""
 
@@ -101,3 +158,11 @@ class ClusterProfile:
     """Variables of the ranks."""
     spares: int = 0
     """Nodes kept idle to replace lost ones; part of `nodes`."""
+    software: SoftwareConfig = field(default_factory=SoftwareConfig)
+    """What the training software does."""
+    calibration: CalibrationConfig = field(default_factory=CalibrationConfig)
+    """Constants measured on this cluster."""
+    failures: FailureConfig = field(default_factory=FailureConfig)
+    """How often nodes fail."""
+    gpu_hour_price: float | None = None
+    """Price of one accelerator for an hour, in any currency; None: no price is shown."""
