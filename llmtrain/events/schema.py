@@ -1,7 +1,8 @@
 """The shared language of engine, watcher and views: one dataclass per kind of event.
 
-One line of a JSONL file is one event: an envelope {v, time, run, attempt, source, rank, seq, kind, data}. Readers skip kinds
-and fields that they do not know. `time` is epoch seconds. `step` counts optimizer steps from 1.
+One line of a JSONL file is one event: an envelope {v, time, run, attempt, source, rank, seq, kind, data}.
+Readers skip kinds and fields that they do not know. `time` is epoch seconds. `step` counts optimizer steps
+from 1.
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ class Payload:
     kind: ClassVar[str] = ""
 
 
-# ---- written by ranks ------------------------------------------------------------------------------------------------
+# ---- written by ranks
+# ------------------------------------------------------------------------------------------------
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankStarted(Payload):
     """A rank's process runs (before torch is imported)."""
@@ -133,6 +135,15 @@ class Notice(Payload):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class EventsDropped(Payload):
+    """Any writer: events are missing here, because the queue was full or the disk did not take them."""
+
+    kind: ClassVar[str] = "events_dropped"
+    count: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RankFailed(Payload):
     """A rank is about to exit because of an exception."""
 
@@ -154,7 +165,8 @@ class RankFinished(Payload):
     step: int
 
 
-# ---- written by agents and by the supervisor -------------------------------------------------------------------------
+# ---- written by agents and by the supervisor
+# -------------------------------------------------------------------------
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeSample(Payload):
     """Health of one node, a few times a minute."""

@@ -1,0 +1,170 @@
+"""Append events to a JSONL file without ever slowing or stopping the writer's own work.
+
+`emit` puts the event into a bounded queue; a thread encodes and writes it, one `write` call a line on a
+descriptor opened for appending, so that lines of several processes never mix. What does not fit, or does
+not reach the disk, is counted and reported by an `events_dropped` event as soon as one can be written again.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+
+from llmtrain.events.event import LINE_LIMIT, Event, encode_line
+from llmtrain.events.schema import EventsDropped, Payload
+
+QUEUE_CAPACITY = 4096
+CLOSE_SECONDS = 5.0
+
+
+class EventWriter:
+    """Writes the events of one source of one attempt; safe to use from several threads.
+
+    Nothing here raises after the constructor: a full disk, a vanished folder or a full queue costs events,
+    never the training. The constructor makes the folder and raises OSError when it cannot open the file.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        *,
+        run: str,
+        attempt: int,
+        source: str,
+        rank: int | None = None,
+        capacity: int = QUEUE_CAPACITY,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self.path = path
+        self._run, self._attempt, self._source, self._rank = run, attempt, source, rank
+        self._capacity, self._clock = capacity, clock
+        self._queue: deque[Event] = deque()
+        self._condition = threading.Condition()
+        self._seq = 0
+        self._unreported = 0
+        self._reason = ""
+        self._busy = False
+        self._closed = False
+        self.dropped = 0
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        self._torn = not _ends_with_newline(path)
+        self._thread = threading.Thread(target=self._drain, name="event-writer", daemon=True)
+        self._thread.start()
+        atexit.register(self.close)
+
+    def emit(self, payload: Payload) -> None:
+        """Queue one event, stamped now; returns at once, and drops and counts when the queue is full."""
+        with self._condition:
+            if self._closed or len(self._queue) >= self._capacity:
+                self._count_dropped("the writer was closed" if self._closed else "the queue was full")
+                self._seq += 1
+                return
+            self._queue.append(self._stamp(payload))
+            self._condition.notify_all()
+
+    def flush(self, timeout: float = CLOSE_SECONDS) -> bool:
+        """Wait until everything queued so far was handed to the system; False when that took longer."""
+        with self._condition:
+            return self._condition.wait_for(lambda: not self._queue and not self._busy, timeout)
+
+    def close(self, timeout: float = CLOSE_SECONDS) -> bool:
+        """Write what is queued, then stop; False when events were left behind after `timeout` seconds.
+        Idempotent."""
+        atexit.unregister(self.close)
+        with self._condition:
+            self._closed = True
+            self._condition.notify_all()
+        self._thread.join(timeout)
+        return not self._thread.is_alive()
+
+    def __enter__(self) -> EventWriter:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _stamp(self, payload: Payload) -> Event:
+        event = Event(
+            time=self._clock(),
+            run=self._run,
+            attempt=self._attempt,
+            source=self._source,
+            rank=self._rank,
+            seq=self._seq,
+            payload=payload,
+        )
+        self._seq += 1
+        return event
+
+    def _count_dropped(self, reason: str, count: int = 1) -> None:
+        self.dropped += count
+        self._unreported += count
+        self._reason = reason
+
+    def _drain(self) -> None:
+        while True:
+            with self._condition:
+                self._busy = False
+                self._condition.notify_all()
+                self._condition.wait_for(lambda: self._queue or self._closed)
+                if not self._queue:
+                    break
+                batch = tuple(self._queue)
+                self._queue.clear()
+                self._busy = True
+            for event in batch:
+                self._report_dropped()
+                self._write(event)
+        self._report_dropped()
+        os.close(self._file)
+
+    def _report_dropped(self) -> None:
+        """Say how many events are missing, once one can be written again."""
+        with self._condition:
+            count, reason = self._unreported, self._reason
+            if not count:
+                return
+            self._unreported = 0
+            event = self._stamp(EventsDropped(count=count, reason=reason))
+        if not self._write(event, count_loss=False):
+            with self._condition:
+                self._unreported += count
+
+    def _write(self, event: Event, *, count_loss: bool = True) -> bool:
+        line = b""
+        try:
+            line = encode_line(event)
+            if len(line) > LINE_LIMIT:
+                raise ValueError(f"an event of {len(line)} bytes is longer than {LINE_LIMIT}")
+            written = os.write(self._file, b"\n" + line if self._torn else line)
+            if written == len(line) + self._torn:
+                self._torn = False
+                return True
+            # A nearly full disk takes a part of the line: the next one must start on a line of its own.
+            self._torn = self._torn or written > 0
+            reason = f"{self.path.name}: the disk took {written} of {len(line)} bytes"
+        except (OSError, ValueError, TypeError) as error:
+            reason = f"{self.path.name}: {error}"
+        if count_loss:
+            with self._condition:
+                self._count_dropped(reason)
+        return False
+
+
+def _ends_with_newline(path: Path) -> bool:
+    """Whether a new line may start at the end of the file; an earlier writer may have died inside a line."""
+    with path.open("rb") as file:
+        size = file.seek(0, os.SEEK_END)
+        if not size:
+            return True
+        file.seek(-1, os.SEEK_END)
+        return file.read(1) == b"\n"
