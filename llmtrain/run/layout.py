@@ -83,8 +83,13 @@ class RunDir:
 
     @property
     def lease(self) -> Path:
-        """Lock of the one supervisor that may write (`run/lease.py`)."""
+        """Folder that says which supervisor may write (`run/lease.py`)."""
         return self.path / "lease"
+
+    @property
+    def stop_file(self) -> Path:
+        """Asks the supervisor to stop: `save` (at the next step boundary) or `now`; it may be written by hand."""
+        return self.path / "STOP"
 
     @property
     def checkpoints(self) -> Path:

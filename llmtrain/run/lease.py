@@ -1,0 +1,158 @@
+"""The lease: at most one supervisor writes a run, and one that lost the lease finds out before it writes.
+
+The folder `lease/` holds one file for every supervisor that ever held it: `00000001.json`, `00000002.json`, ...
+The highest number is the holder, and the number is its fencing token. Taking over means creating the next
+number, which exactly one of several candidates can do; so no lock call is needed and a shared file system
+will do.
+
+A holder on this machine is judged by its process. A holder elsewhere (another machine, a container, an
+earlier boot) is judged by the age of its file, which the holder touches every few seconds; both times come
+from the file server's clock.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from llmtrain.errors import RunError, UsageError
+from llmtrain.run.atomic import create_once, write_atomic
+from llmtrain.run.layout import RunDir
+from llmtrain.run.processes import ProcessIdentity, this_process
+
+RENEW_SECONDS = 5.0
+"""How often the holder touches its file."""
+EXPIRE_SECONDS = 60.0
+"""Age after which a holder on another machine counts as dead."""
+
+
+class LeaseLostError(RunError):
+    """Another supervisor has taken the run over; this one must not write any more."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeaseHolder:
+    """Who holds, or last held, the lease."""
+
+    token: int
+    process: ProcessIdentity
+    since: float
+    """Epoch seconds."""
+    released: bool
+    age: float
+    """Seconds since the holder last renewed."""
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether a supervisor must be assumed to be at work."""
+        if self.released:
+            return False
+        return self.process.is_alive() if self.process.is_here() else self.age < EXPIRE_SECONDS
+
+    def describe(self) -> str:
+        """`pid 42 on host node1`."""
+        return f"pid {self.process.pid} on host {self.process.host}"
+
+
+class Lease:
+    """A lease that this process took; `token` rises with every holder."""
+
+    def __init__(self, folder: Path, token: int, since: float) -> None:
+        self.folder, self.token, self._since = folder, token, since
+        self._renewed = time.monotonic()
+
+    @property
+    def path(self) -> Path:
+        """The file of this holder."""
+        return _path(self.folder, self.token)
+
+    def check(self) -> None:
+        """Raise LeaseLostError unless this process is still the holder; call it before every write."""
+        newest = max(_tokens(self.folder), default=0)
+        if newest != self.token:
+            raise LeaseLostError(
+                f"another supervisor has taken over this run (lease {newest}, this one is {self.token})",
+                where=str(self.folder),
+            )
+
+    def renew(self) -> None:
+        """Check, and touch the file when it is due. Raises LeaseLostError."""
+        self.check()
+        if time.monotonic() - self._renewed >= RENEW_SECONDS:
+            os.utime(self.path)
+            self._renewed = time.monotonic()
+
+    def release(self) -> None:
+        """Say that the holder leaves; harmless when the lease is lost."""
+        if max(_tokens(self.folder), default=0) == self.token:
+            write_atomic(self.path, _text(this_process(), self._since, released=True))
+
+
+def acquire(run: RunDir) -> Lease:
+    """Take the lease of a run; raises UsageError when a live supervisor holds it."""
+    folder = run.lease
+    folder.mkdir(parents=True, exist_ok=True)
+    while True:
+        holder = read_holder(run)
+        if holder is not None and holder.is_alive:
+            raise UsageError(
+                f"run {run.run_id} is already supervised by {holder.describe()}",
+                where=str(run.path),
+                hint=f"watch it with `llmtrain status {run.path} --watch`, "
+                f"or end it with `llmtrain stop {run.path}`",
+            )
+        token, now = 1 + max(_tokens(folder), default=0), time.time()
+        if create_once(_path(folder, token), _text(this_process(), now, released=False)):
+            return Lease(folder, token, now)
+
+
+def read_holder(run: RunDir) -> LeaseHolder | None:
+    """The last holder of a run's lease, or None when there never was one."""
+    while tokens := _tokens(run.lease):
+        path = _path(run.lease, max(tokens))
+        try:
+            raw: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+            age = _file_clock(run.lease) - path.stat().st_mtime
+        except FileNotFoundError:
+            continue
+        return LeaseHolder(
+            token=max(tokens),
+            process=ProcessIdentity(**raw["process"]),
+            since=raw["since"],
+            released=raw["released"],
+            age=age,
+        )
+    return None
+
+
+def _file_clock(folder: Path) -> float:
+    """Now, by the clock that stamps files in this folder; by our own where we may not write."""
+    probe = folder / f".clock.{os.getpid()}"
+    try:
+        probe.touch()
+        now = probe.stat().st_mtime
+        probe.unlink()
+    except OSError:
+        return time.time()
+    return now
+
+
+def _text(process: ProcessIdentity, since: float, *, released: bool) -> str:
+    value = {"schema": 1, "process": asdict(process), "since": since, "released": released}
+    return json.dumps(value, indent=2) + "\n"
+
+
+def _path(folder: Path, token: int) -> Path:
+    return folder / f"{token:08d}.json"
+
+
+def _tokens(folder: Path) -> list[int]:
+    try:
+        names = os.listdir(folder)
+    except FileNotFoundError:
+        return []
+    return [int(name[:-5]) for name in names if name.endswith(".json") and name[:-5].isdigit()]

@@ -1,0 +1,95 @@
+"""`record.json`: what outlives the supervisor. Attempts, lost nodes, and how the run ended.
+
+Written by the holder of the lease only; everything else about a run is folded from its events.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from llmtrain.config.codec import from_json, to_json
+from llmtrain.errors import RunError
+from llmtrain.run.atomic import write_json
+from llmtrain.run.layout import RunDir
+from llmtrain.run.lease import Lease
+
+RunStage = Literal["created", "running", "ended"]
+Outcome = Literal["running", "completed", "stopped", "failed", "abandoned"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttemptRecord:
+    """One start of ranks, as the policy looks back on it."""
+
+    number: int
+    started: float
+    """Epoch seconds."""
+    ended: float | None = None
+    outcome: Outcome = "running"
+    """`abandoned`: its supervisor died; the next one found it so."""
+    cause: str = ""
+    """The kind of finding that ended it (`rank_dead`, `hang`, ...); empty when it ended by itself."""
+    error: str = ""
+    """The finding's message."""
+    reached_step: int = 0
+    """Highest step that finished in it."""
+    committed_step: int = 0
+    """Newest checkpoint committed in it; 0 for none."""
+    nodes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunRecord:
+    """State of a run over all its supervisors."""
+
+    schema: int = 1
+    run_id: str
+    stage: RunStage = "created"
+    created: float
+    """Epoch seconds."""
+    attempts: tuple[AttemptRecord, ...] = ()
+    lost_nodes: tuple[str, ...] = ()
+    """Distinct nodes lost so far; the node-loss budget counts these."""
+    exit_status: int | None = None
+    """Exit code of the run's last ending; None while it runs or before."""
+    message: str = ""
+    """One sentence about the last ending."""
+
+    @property
+    def reached_step(self) -> int:
+        """Highest step that any attempt finished."""
+        return max((attempt.reached_step for attempt in self.attempts), default=0)
+
+    @property
+    def committed_step(self) -> int:
+        """Newest checkpoint that any attempt committed; 0 for none."""
+        return max((attempt.committed_step for attempt in self.attempts), default=0)
+
+    def with_attempt(self, attempt: AttemptRecord) -> RunRecord:
+        """The record with an attempt added, or replaced where its number is known."""
+        others = tuple(known for known in self.attempts if known.number != attempt.number)
+        ordered = tuple(sorted((*others, attempt), key=lambda each: each.number))
+        return replace(self, attempts=ordered)
+
+
+def read_record(run: RunDir) -> RunRecord:
+    """Read `record.json`; raises RunError when it is missing or damaged."""
+    try:
+        raw = json.loads(run.record_json.read_text(encoding="utf-8"))
+        return from_json(RunRecord, raw)
+    except FileNotFoundError:
+        raise RunError("this is no run directory: it has no record.json", where=str(run.path)) from None
+    except (OSError, ValueError) as error:
+        raise RunError(f"record.json cannot be read: {error}", where=str(run.record_json)) from error
+
+
+def write_record(run: RunDir, record: RunRecord, lease: Lease | None = None) -> None:
+    """Replace `record.json`; with a lease, raises LeaseLostError when another supervisor took over.
+
+    Only `launch`, which creates the run directory, writes without a lease.
+    """
+    if lease is not None:
+        lease.check()
+    write_json(run.record_json, to_json(record))
