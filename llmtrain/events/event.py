@@ -91,12 +91,12 @@ def decode_line(line: bytes) -> Event | None:
         return Event(
             time=_finite(raw["time"]),
             run=_exact(raw["run"], str),
-            attempt=_exact(raw["attempt"], int),
+            attempt=_int(raw["attempt"]),
             source=_exact(raw["source"], str),
-            rank=None if raw.get("rank") is None else _exact(raw["rank"], int),
-            seq=_exact(raw["seq"], int),
+            rank=None if raw.get("rank") is None else _int(raw["rank"]),
+            seq=_int(raw["seq"]),
             payload=_payload(cls, raw["data"]),
-            version=_exact(raw["v"], int),
+            version=_int(raw["v"]),
         )
     except (ValueError, TypeError, KeyError, RecursionError, OverflowError):
         return None
@@ -135,14 +135,20 @@ def _converter(hint: Any) -> Callable[[Any], Any]:
     if origin is tuple:
         item = _converter(arguments[0])
         return lambda value: tuple(item(entry) for entry in _exact(value, list))
-    if hint is float:
-        return _float
+    if hint in (int, float):
+        return _int if hint is int else _float
     return lambda value: _exact(value, origin or hint)
 
 
 def _exact(value: Any, kind: Any) -> Any:
     if type(value) is not kind:
         raise TypeError(f"{value!r} is not {kind.__name__}")
+    return value
+
+
+def _int(value: Any) -> int:
+    if type(value) is not int or abs(value) >= 1 << 63:
+        raise TypeError(f"{value!r} is not a 64-bit integer")
     return value
 
 

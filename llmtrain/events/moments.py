@@ -1,0 +1,84 @@
+"""Which events are worth a sentence to a person, and the sentence."""
+
+from __future__ import annotations
+
+from llmtrain.events.event import Event
+from llmtrain.events.records import Moment
+from llmtrain.events.schema import (
+    AttemptEnded,
+    AttemptStarted,
+    CheckpointFailed,
+    Decided,
+    EventsDropped,
+    Found,
+    Notice,
+    RankFailed,
+    Restored,
+    RunEnded,
+)
+
+TEXT_LIMIT = 500
+LEVELS = ("info", "warning", "error")
+
+
+def describe(event: Event) -> Moment | None:
+    """The sentence for an event, or None for routine ones (steps, phases, samples, commits)."""
+    found = _sentence(event)
+    if found is None:
+        return None
+    level, text = found
+    short = text if len(text) <= TEXT_LIMIT else text[: TEXT_LIMIT - 3] + "..."
+    return Moment(
+        time=event.time,
+        attempt=event.attempt,
+        level=level,
+        text=short,
+        source=event.source,
+        rank=event.rank,
+    )
+
+
+def _sentence(event: Event) -> tuple[str, str] | None:
+    match event.payload:
+        case Found(finding=finding, message=message):
+            return "warning", f"{finding}: {message}"
+        case Decided(action=action, reason=reason):
+            return "info", f"{action}: {reason}" if reason else action
+        case RankFailed(error=error, error_class=error_class):
+            return "error", f"rank {event.rank} failed ({error_class}): {error}"
+        case CheckpointFailed(step=step, error=error):
+            return "error", f"checkpoint at step {step} failed: {error}"
+        case _:
+            return _course_sentence(event) or _plain_sentence(event)
+
+
+def _course_sentence(event: Event) -> tuple[str, str] | None:
+    match event.payload:
+        case AttemptStarted(world_size=world_size, nodes=nodes):
+            where = f" on {len(nodes)} nodes" if len(nodes) > 1 else ""
+            return "info", f"attempt {event.attempt} starts {world_size} ranks{where}"
+        case Restored(step=0, checkpoint=None, reason=reason):
+            return "info", f"starts from the seed{_because(reason)}"
+        case Restored(step=step, checkpoint=checkpoint, reason=reason):
+            return "info", f"restored {checkpoint or 'weights'} (step {step}){_because(reason)}"
+        case AttemptEnded(outcome=outcome, cause=cause):
+            level = "warning" if outcome == "failed" else "info"
+            return level, f"attempt {event.attempt} {outcome}" + (f": {cause}" if cause else "")
+        case RunEnded(exit_status=exit_status, message=message):
+            return ("info" if exit_status in (0, 75) else "error"), message
+        case _:
+            return None
+
+
+def _plain_sentence(event: Event) -> tuple[str, str] | None:
+    match event.payload:
+        case Notice(message=message, level=level):
+            return (level if level in LEVELS else "info"), message
+        case EventsDropped(count=count, reason=reason):
+            return "warning", f"{count} events of {event.source} are missing: {reason}"
+        case _:
+            return None
+
+
+def _because(reason: str) -> str:
+    return f": {reason}" if reason else ""

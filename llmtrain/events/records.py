@@ -1,0 +1,168 @@
+"""The parts of a run's state: steps, ranks, nodes, attempts, checkpoints and what is worth telling a
+person."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepPoint:
+    """One optimizer step, as rank 0 reported it."""
+
+    step: int
+    attempt: int
+    time: float
+    """End of the step, epoch seconds."""
+    loss: float
+    grad_norm: float
+    learning_rate: float
+    seconds: float
+    tokens: int
+    tokens_per_second: float
+    mfu: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EvaluationPoint:
+    """One validation."""
+
+    step: int
+    attempt: int
+    loss: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointPoint:
+    """One committed checkpoint."""
+
+    step: int
+    attempt: int
+    name: str
+    time: float
+    """Moment of the commit, epoch seconds."""
+    bytes: int
+    seconds: float
+
+
+class RankStatus(StrEnum):
+    """What is known of a rank of the newest attempt; a later one in this list wins, whatever the order of
+    events."""
+
+    STARTING = "starting"
+    RUNNING = "running"
+    FINISHED = "finished"
+    DEAD = "dead"
+    FAILED = "failed"
+
+
+RANK_STATUS_ORDER = tuple(RankStatus)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankState:
+    """One rank of the newest attempt."""
+
+    rank: int
+    attempt: int
+    status: RankStatus = RankStatus.STARTING
+    phase: str = "start"
+    phase_time: float = 0.0
+    """Since when it has been in this phase, epoch seconds."""
+    step: int = 0
+    """Step that it works on, or finished last."""
+    last_seen: float = 0.0
+    """Time of its last event, epoch seconds."""
+    host: str = ""
+    pid: int | None = None
+    local_rank: int | None = None
+    memory_bytes: int | None = None
+    step_seconds: float | None = None
+    compute_seconds: float | None = None
+    error: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeState:
+    """The last health sample of a node."""
+
+    node: int
+    attempt: int
+    host: str
+    time: float
+    cpu_percent: float
+    memory_used: int
+    memory_total: int
+    ranks_alive: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttemptState:
+    """One start of ranks: how it went and where its time went. Sums are over the events seen."""
+
+    number: int
+    started: float | None = None
+    ended: float | None = None
+    reason: str = ""
+    """first | resume | the finding that ended the attempt before"""
+    outcome: str = ""
+    """completed | stopped | failed; empty while it runs"""
+    cause: str = ""
+    seconds: float | None = None
+    nodes: tuple[str, ...] = ()
+    world_size: int = 0
+    layout: dict[str, Any] = field(default_factory=dict)
+    restored_step: int | None = None
+    restored_checkpoint: str | None = None
+    first_step: int | None = None
+    first_step_time: float | None = None
+    """End of its first step, epoch seconds."""
+    last_step: int | None = None
+    last_step_time: float | None = None
+    steps_seen: int = 0
+    step_seconds: float = 0.0
+    evaluation_seconds: float = 0.0
+    checkpoint_seconds: float = 0.0
+
+    @property
+    def steps(self) -> int:
+        """Steps that it finished, also those whose events were not read."""
+        if self.first_step is None or self.last_step is None:
+            return 0
+        return self.last_step - self.first_step + 1
+
+    @property
+    def mean_step_seconds(self) -> float:
+        """Mean duration of the steps seen; 0 when there was none."""
+        return self.step_seconds / self.steps_seen if self.steps_seen else 0.0
+
+    @property
+    def progress(self) -> int | None:
+        """Highest step that its weights contained, or None when it never got weights."""
+        known = [step for step in (self.restored_step, self.last_step) if step is not None]
+        return max(known, default=None)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Moment:
+    """One sentence worth telling a person."""
+
+    time: float
+    attempt: int
+    level: str
+    """info | warning | error"""
+    text: str
+    source: str = ""
+    rank: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ending:
+    """How the run ended; void as soon as a newer attempt starts."""
+
+    attempt: int
+    time: float
+    exit_status: int
+    message: str
