@@ -116,7 +116,9 @@ def _plain(value: Any) -> Any:
 
 def _payload(cls: type[Payload], data: Any) -> Payload:
     converters = _converters(cls.kind)
-    return cls(**{name: converters[name](value) for name, value in data.items() if name in converters})
+    return cls(
+        **{name: converters[name](value) for name, value in _exact(data, dict).items() if name in converters}
+    )
 
 
 @cache

@@ -1,0 +1,176 @@
+"""The writer on a real disk: nothing lost in order, nothing blocked when the disk or the queue is full."""
+
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from llmtrain.events.event import LINE_LIMIT
+from llmtrain.events.reader import read_events
+from llmtrain.events.schema import EventsDropped, Notice
+from llmtrain.events.writer import EventWriter
+
+
+def writer(path: Path, **options) -> EventWriter:
+    return EventWriter(path, run="run", attempt=1, source="rank", rank=0, **options)
+
+
+def test_events_arrive_in_order_with_consecutive_numbers(tmp_path) -> None:
+    path = tmp_path / "events" / "rank-00000.jsonl"
+    with writer(path) as out:
+        for index in range(500):
+            out.emit(Notice(message=str(index)))
+    found = list(read_events(path))
+    assert [event.payload.message for event in found] == [str(index) for index in range(500)]
+    assert [event.seq for event in found] == list(range(500))
+    assert out.dropped == 0
+
+
+def test_flush_makes_events_visible_to_others(tmp_path) -> None:
+    out = writer(tmp_path / "rank.jsonl")
+    out.emit(Notice(message="here"))
+    assert out.flush(5)
+    assert [event.payload.message for event in read_events(tmp_path / "rank.jsonl")] == ["here"]
+    out.close()
+
+
+def test_full_queue_drops_counts_and_says_so_later(tmp_path, monkeypatch) -> None:
+    gate, real = threading.Event(), os.write
+
+    def slow(file: int, line: bytes) -> int:
+        gate.wait(10)
+        return real(file, line)
+
+    monkeypatch.setattr(os, "write", slow)
+    out = writer(tmp_path / "rank.jsonl", capacity=10)
+    began = time.perf_counter()
+    for index in range(100):
+        out.emit(Notice(message=str(index)))
+    assert time.perf_counter() - began < 1, "emit must not wait for the disk"
+    dropped = out.dropped
+    assert dropped >= 100 - 2 * 10
+    gate.set()
+    assert out.close()
+    found = list(read_events(tmp_path / "rank.jsonl"))
+    told = sum(event.payload.count for event in found if isinstance(event.payload, EventsDropped))
+    written = [event.payload.message for event in found if isinstance(event.payload, Notice)]
+    assert told == dropped == out.dropped
+    assert len(written) + dropped == 100
+    assert written == sorted(written, key=int)
+
+
+def test_full_disk_costs_events_only(tmp_path) -> None:
+    """A limit on the file size stands for the full disk: writes come back short, then fail."""
+    path = tmp_path / "rank.jsonl"
+    code = """
+import resource, signal, sys
+from pathlib import Path
+from llmtrain.events.schema import Notice
+from llmtrain.events.writer import EventWriter
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+resource.setrlimit(resource.RLIMIT_FSIZE, (1000, resource.RLIM_INFINITY))
+out = EventWriter(Path(sys.argv[1]), run="run", attempt=1, source="rank", rank=0)
+for index in range(50):
+    out.emit(Notice(message=f"before {index}"))
+assert out.flush(5)
+lost = out.dropped
+resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+out.emit(Notice(message="after"))
+assert out.close()
+print(lost)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(path)], capture_output=True, text=True, timeout=60, check=True
+    )
+    lost = int(done.stdout)
+    assert 40 < lost < 50
+    found = [event.payload for event in read_events(path)]
+    assert found[-1] == Notice(message="after")
+    assert [payload.count for payload in found if isinstance(payload, EventsDropped)] == [lost]
+    assert sum(isinstance(payload, Notice) for payload in found) == 50 - lost + 1
+
+
+def test_torn_last_line_of_an_earlier_writer_is_closed_first(tmp_path) -> None:
+    path = tmp_path / "rank.jsonl"
+    with writer(path) as out:
+        out.emit(Notice(message="whole"))
+    with path.open("ab") as file:
+        file.write(b'{"v":1,"time":12')
+    with writer(path) as out:
+        out.emit(Notice(message="next"))
+    assert [event.payload.message for event in read_events(path)] == ["whole", "next"]
+
+
+def test_closed_writer_counts_and_close_is_idempotent(tmp_path) -> None:
+    out = writer(tmp_path / "rank.jsonl")
+    assert out.close() and out.close()
+    out.emit(Notice(message="late"))
+    assert out.dropped == 1
+
+
+def test_an_event_longer_than_a_reader_takes_is_dropped_and_said(tmp_path) -> None:
+    with writer(tmp_path / "rank.jsonl") as out:
+        out.emit(Notice(message="x" * LINE_LIMIT))
+        out.emit(Notice(message="short"))
+    kinds = [event.kind for event in read_events(tmp_path / "rank.jsonl")]
+    assert kinds == ["events_dropped", "notice"]
+
+
+def test_emit_inside_a_signal_handler_does_not_deadlock(tmp_path) -> None:
+    out = writer(tmp_path / "rank.jsonl", capacity=1_000_000)
+    before = signal.signal(signal.SIGALRM, lambda *_: out.emit(Notice(message="signal")))
+    signal.setitimer(signal.ITIMER_REAL, 0.001, 0.001)
+    try:
+        for _ in range(5000):
+            out.emit(Notice(message="loop"))
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    assert out.close()
+    messages = [event.payload.message for event in read_events(tmp_path / "rank.jsonl")]
+    assert messages.count("loop") == 5000
+
+
+def test_events_of_a_process_that_ends_without_close_are_written(tmp_path) -> None:
+    path = tmp_path / "rank.jsonl"
+    code = (
+        "import sys; from pathlib import Path\n"
+        "from llmtrain.events.schema import Notice; from llmtrain.events.writer import EventWriter\n"
+        "out = EventWriter(Path(sys.argv[1]), run='run', attempt=1, source='rank', rank=0)\n"
+        "out.emit(Notice(message='last words')); raise RuntimeError('no close')"
+    )
+    subprocess.run([sys.executable, "-c", code, str(path)], capture_output=True, timeout=60, check=False)
+    assert [event.payload.message for event in read_events(path)] == ["last words"]
+
+
+def _write_many(path: Path, name: str) -> None:
+    with EventWriter(path, run="run", attempt=1, source=name) as out:
+        for index in range(200):
+            out.emit(Notice(message=f"{name} {index} " + "x" * 500))
+
+
+def test_lines_of_several_processes_never_mix(tmp_path) -> None:
+    path = tmp_path / "shared.jsonl"
+    context = multiprocessing.get_context("spawn")
+    names = ("agent", "supervisor")
+    processes = [context.Process(target=_write_many, args=(path, name)) for name in names]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(60)
+    found = list(read_events(path))
+    for name in names:
+        numbers = [int(event.payload.message.split()[1]) for event in found if event.source == name]
+        assert numbers == list(range(200))
+
+
+def test_a_folder_that_cannot_be_made_raises_at_once(tmp_path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(OSError):
+        writer(tmp_path / "file" / "rank.jsonl")
