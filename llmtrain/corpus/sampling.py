@@ -1,9 +1,11 @@
-"""Which window of the corpus a global sample is: a pure function of (seed, sample), the same on every rank and layout.
+"""Which window of the corpus a global sample is: a pure function of (seed, sample), the same on every rank
+and layout.
 
-Each epoch visits every window exactly once, in an order drawn from (seed, epoch). The order is a balanced Feistel network
-over the smallest even-width binary domain that holds all windows, with cycle walking back into the range (Black and Rogaway,
-"Ciphers with Arbitrary Finite Domains", 2002): constant memory, and on average fewer than four network evaluations a sample.
-The order is part of what a checkpoint means: `tests/corpus/test_sampling.py` pins it.
+Each epoch visits every window exactly once, in an order drawn from (seed, epoch). The order is a balanced
+Feistel network over the smallest even-width binary domain that holds all windows, with cycle walking back
+into the range (Black and Rogaway, "Ciphers with Arbitrary Finite Domains", 2002): constant memory, and on
+average fewer than four network evaluations a sample. The order is part of what a checkpoint means:
+`tests/corpus/test_sampling.py` pins it.
 """
 
 from __future__ import annotations
@@ -21,7 +23,8 @@ def mix(value: int) -> int:
 
 
 class SampleOrder:
-    """The order of samples over all epochs; raises ValueError when there is no window or the seed is negative."""
+    """The order of samples over all epochs; raises ValueError when there is no window or the seed is
+    negative."""
 
     __slots__ = ("_epoch", "_half", "_keys", "seed", "windows")
 
@@ -37,7 +40,8 @@ class SampleOrder:
         self._keys: tuple[int, ...] = ()
 
     def window(self, sample: int) -> int:
-        """Return the window, in 0..windows-1, that global sample 0, 1, 2, ... is; raises ValueError when negative."""
+        """Return the window, in 0..windows-1, that global sample 0, 1, 2, ... is; raises ValueError when
+        negative."""
         if sample < 0:
             raise ValueError(f"sample must not be negative, not {sample}")
         epoch, position = divmod(sample, self.windows)

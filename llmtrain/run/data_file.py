@@ -1,4 +1,5 @@
-"""`data.json` of a run: which prepared corpus it reads. Written once, before the first attempt; read by every rank."""
+"""`data.json` of a run: which prepared corpus it reads. Written once, before the first attempt; read by every
+rank."""
 
 from __future__ import annotations
 
@@ -36,12 +37,15 @@ def write_data_file(path: Path, data: DataFile) -> None:
 
 
 def read_data_file(path: Path) -> DataFile:
-    """Read `data.json`; raises RunError naming the file when it is missing or not what this version writes."""
+    """Read `data.json`; raises RunError naming the file when it is missing or not what this version
+    writes."""
     try:
         document = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
         raise RunError(
-            "missing: the run's corpus was never prepared", where=str(path), hint="start the run with `llmtrain resume`"
+            "missing: the run's corpus was never prepared",
+            where=str(path),
+            hint="start the run with `llmtrain resume`",
         ) from error
     except (OSError, ValueError) as error:
         raise RunError(f"cannot be read: {error}", where=str(path)) from error

@@ -12,7 +12,8 @@ MOST_NAMES = 5
 
 
 def list_runs(storage: str | Path = "runs") -> list[RunDir]:
-    """All runs directly below a storage folder, the one whose job.json is newest first; [] when there is no folder."""
+    """All runs directly below a storage folder, the one whose job.json is newest first; [] when there is no
+    folder."""
     folder = Path(storage)
     if not folder.is_dir():
         return []
@@ -44,7 +45,9 @@ def find_run(reference: str, storage: str | Path = "runs") -> RunDir:
         return runs[matches[0]]
     if reference and matches:
         raise UsageError(
-            f"{reference!r} is the beginning of {len(matches)} runs", where="RUN", hint=f"one of: {_names(matches)}"
+            f"{reference!r} is the beginning of {len(matches)} runs",
+            where="RUN",
+            hint=f"one of: {_names(matches)}",
         )
     raise _unknown(reference, list(runs), Path(storage))
 
@@ -56,7 +59,9 @@ def _with_name(path: Path) -> Path:
 
 def _not_a_run(path: Path) -> UsageError:
     if not path.exists():
-        return UsageError(f"no such folder: {path}", where="RUN", hint="give a run id or the path of a run folder")
+        return UsageError(
+            f"no such folder: {path}", where="RUN", hint="give a run id or the path of a run folder"
+        )
     return UsageError(f"{path} is not a run folder: it has no job.json", where="RUN")
 
 

@@ -1,0 +1,35 @@
+"""Checkpoints on disk, without torch: manifest, choice of the newest whole one, commit and deletion."""
+
+from llmtrain.run.checkpoints.commit import begin_save, clean_leftovers, commit_save, prune
+from llmtrain.run.checkpoints.folder import (
+    Checkpoint,
+    ever_committed,
+    list_checkpoints,
+    read_pointer,
+    resolve_step,
+)
+from llmtrain.run.checkpoints.manifest import CheckpointInfo, Manifest, PieceEntry, ShardEntry, TensorEntry
+from llmtrain.run.checkpoints.parse import read_manifest
+from llmtrain.run.checkpoints.verify import Selection, newest_valid, verify, verify_shards
+
+__all__ = [
+    "Checkpoint",
+    "CheckpointInfo",
+    "Manifest",
+    "PieceEntry",
+    "Selection",
+    "ShardEntry",
+    "TensorEntry",
+    "begin_save",
+    "clean_leftovers",
+    "commit_save",
+    "ever_committed",
+    "list_checkpoints",
+    "newest_valid",
+    "prune",
+    "read_manifest",
+    "read_pointer",
+    "resolve_step",
+    "verify",
+    "verify_shards",
+]

@@ -1,0 +1,104 @@
+"""The folder `checkpoints/` of a run: names of checkpoints, which there are, and the pointer `latest`.
+
+`step-00000050` is the checkpoint after step 50. When a run that was thrown back passes step 50 again, the new
+one is `step-00000050-2`: a committed checkpoint is never overwritten, so there is no moment without one.
+Names that end in `.tmp` are saves and deletions under way, or what a killed one left behind; no reader looks
+into them.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from llmtrain.errors import CheckpointError
+from llmtrain.run.checkpoints.manifest import MANIFEST
+
+POINTER = "latest"
+LEFTOVER = ".tmp"
+_NAME = re.compile(r"step-(\d{8,18})(?:-(\d{1,9}))?")
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Checkpoint:
+    """A committed checkpoint on disk, which may have been damaged since; ordered by age."""
+
+    step: int
+    generation: int
+    """1, or more when the step was saved again."""
+    path: Path
+
+    @property
+    def name(self) -> str:
+        """Folder name."""
+        return self.path.name
+
+
+def checkpoint_name(step: int, generation: int = 1) -> str:
+    """Folder name of a checkpoint."""
+    return f"step-{step:08d}" + (f"-{generation}" if generation > 1 else "")
+
+
+def parse_name(name: str) -> tuple[int, int] | None:
+    """Return (step, generation) of a checkpoint's folder name, None for any other name."""
+    match = _NAME.fullmatch(name)
+    return (int(match[1]), int(match[2] or 1)) if match else None
+
+
+def list_checkpoints(root: Path) -> list[Checkpoint]:
+    """All committed checkpoints, newest first; a symbolic link is none. Raises CheckpointError when root is
+    unreadable."""
+    try:
+        entries = list(os.scandir(root))
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        raise CheckpointError(f"cannot be listed: {error.strerror}", where=str(root)) from error
+    found: list[Checkpoint] = []
+    for entry in entries:
+        place = parse_name(entry.name)
+        if place and entry.is_dir(follow_symlinks=False):
+            found.append(Checkpoint(*place, root / entry.name))
+    return sorted(found, reverse=True)
+
+
+def next_name(root: Path, step: int) -> str:
+    """Name for a new checkpoint of a step; never one that exists."""
+    taken = [checkpoint.generation for checkpoint in list_checkpoints(root) if checkpoint.step == step]
+    return checkpoint_name(step, max(taken, default=0) + 1)
+
+
+def read_pointer(root: Path) -> str | None:
+    """Name in the pointer `latest`: the last checkpoint that was committed; None when there is none or it is
+    garbage."""
+    try:
+        name = (root / POINTER).read_bytes()[:100].decode("ascii").strip()
+    except (OSError, UnicodeDecodeError):
+        return None
+    return name if parse_name(name) else None
+
+
+def ever_committed(root: Path) -> bool:
+    """Whether this run has committed a checkpoint at any time, damaged or lost since or not."""
+    return os.path.lexists(root / POINTER) or bool(list_checkpoints(root))
+
+
+def resolve_step(root: Path, step: int | None) -> Checkpoint:
+    """The checkpoint of a step, or the newest one; raises CheckpointError naming those that exist."""
+    checkpoints = list_checkpoints(root)
+    chosen = [found for found in checkpoints if step is None or found.step == step]
+    if chosen:
+        return chosen[0]
+    if not checkpoints:
+        raise CheckpointError("there is no checkpoint", where=str(root))
+    steps = ", ".join(str(found.step) for found in checkpoints[:10])
+    raise CheckpointError(
+        f"there is no checkpoint of step {step}", where=str(root), hint=f"steps saved: {steps}"
+    )
+
+
+def has_manifest(checkpoint: Checkpoint) -> bool:
+    """Whether a manifest is there at all."""
+    return (checkpoint.path / MANIFEST).is_file()

@@ -1,0 +1,218 @@
+"""Reading manifests and sidecars as if an enemy had written them: types, ranges and names are checked,
+nothing is followed.
+
+Every failure is a CheckpointError that names the file and the field.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+from collections.abc import Callable, Mapping
+from math import prod
+from pathlib import Path
+from typing import Any, NoReturn
+
+from llmtrain.errors import CheckpointError
+from llmtrain.run.checkpoints.manifest import (
+    ITEM_BYTES,
+    MANIFEST,
+    SCHEMA,
+    SHARD_NAME,
+    CheckpointInfo,
+    Manifest,
+    PieceEntry,
+    ShardEntry,
+    TensorEntry,
+    document_digest,
+)
+
+MOST_BYTES = 1 << 30
+"""Largest manifest that is read."""
+MOST = 1 << 62
+"""Largest number that is taken for a size or a position."""
+MOST_AXES = 16
+
+
+def open_regular(path: Path) -> int:
+    """Open a regular file for reading, without following a symbolic link; raises OSError."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError(0, "is not a regular file", str(path))
+    return descriptor
+
+
+def read_manifest(folder: Path) -> Manifest:
+    """Read and check `manifest.json` of a checkpoint; raises CheckpointError."""
+    path = folder / MANIFEST
+    document = read_document(path)
+    reader = _Reader(path)
+    if document.get("schema") != SCHEMA:
+        reader.fail("schema", f"is {_short(document.get('schema'))}, this version reads {SCHEMA}")
+    if document.get("digest") != document_digest(document):
+        reader.fail("digest", "does not match the manifest's content: it was changed or damaged")
+    shards = tuple(
+        reader.shard(entry, f"shards[{number}]")
+        for number, entry in enumerate(reader.sequence(document.get("shards"), "shards"))
+    )
+    if len({shard.file for shard in shards}) != len(shards):
+        reader.fail("shards", "names a file twice")
+    sizes = {number: shard.bytes for number, shard in enumerate(shards)}
+    tensors = {
+        key: reader.tensor(entry, f"tensors[{_short(key)}]", sizes)
+        for key, entry in reader.mapping(document.get("tensors"), "tensors").items()
+    }
+    return Manifest(info=reader.info(document), shards=shards, tensors=tensors)
+
+
+def read_sidecar(path: Path, rank: int) -> tuple[ShardEntry, dict[str, TensorEntry]]:
+    """Read and check the sidecar that a rank wrote beside its shard; raises CheckpointError."""
+    document = read_document(path)
+    reader = _Reader(path)
+    shard = reader.shard(document, "shard")
+    tensors = {
+        key: reader.tensor(entry, f"tensors[{_short(key)}]", {rank: shard.bytes})
+        for key, entry in reader.mapping(document.get("tensors"), "tensors").items()
+    }
+    return shard, tensors
+
+
+def read_document(path: Path) -> dict[str, Any]:
+    """Read one JSON object from a regular file of bounded size; raises CheckpointError."""
+    try:
+        with os.fdopen(open_regular(path), "rb") as stream:
+            text = stream.read(MOST_BYTES + 1)
+    except OSError as error:
+        raise CheckpointError(_reason(error), where=str(path)) from error
+    if len(text) > MOST_BYTES:
+        raise CheckpointError(f"is larger than {MOST_BYTES} bytes", where=str(path))
+    try:
+        document = json.loads(text, parse_constant=_no_constant)
+    except (ValueError, RecursionError) as error:
+        raise CheckpointError(f"is not JSON: {str(error)[:200]}", where=str(path)) from error
+    if not isinstance(document, dict):
+        raise CheckpointError("is not a JSON object", where=str(path))
+    return document
+
+
+def _reason(error: OSError) -> str:
+    if error.errno == 40:
+        return "is a symbolic link, which is never followed"
+    return "missing" if isinstance(error, FileNotFoundError) else str(error.strerror)
+
+
+def _no_constant(word: str) -> NoReturn:
+    raise ValueError(f"{word} is not a number")
+
+
+def _short(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+class _Reader:
+    """Checked access to the parts of one document."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def fail(self, field: str, fault: str) -> NoReturn:
+        raise CheckpointError(f"{field} {fault}", where=str(self.path))
+
+    def mapping(self, value: object, field: str) -> Mapping[str, Any]:
+        if not isinstance(value, dict):
+            self.fail(field, f"is {_short(value)}, not an object")
+        return value
+
+    def sequence(self, value: object, field: str) -> list[Any]:
+        if not isinstance(value, list):
+            self.fail(field, f"is {_short(value)}, not a list")
+        return value
+
+    def number(self, value: object, field: str) -> int:
+        if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= MOST:
+            self.fail(field, f"is {_short(value)}, not a whole number in 0..2^62")
+        return value
+
+    def text(self, value: object, field: str, allowed: Callable[[str], object] = lambda _: True) -> str:
+        if not isinstance(value, str) or not allowed(value):
+            self.fail(field, f"is {_short(value)}, which is not allowed here")
+        return value
+
+    def pair(self, value: object, field: str) -> tuple[Any, Any]:
+        if not isinstance(value, list) or len(value) != 2:
+            self.fail(field, f"is {_short(value)}, not a pair")
+        return value[0], value[1]
+
+    def shape(self, value: object, field: str) -> tuple[int, ...]:
+        axes = self.sequence(value, field)
+        if len(axes) > MOST_AXES:
+            self.fail(field, f"has {len(axes)} axes, more than {MOST_AXES}")
+        shape = tuple(self.number(size, field) for size in axes)
+        if prod(shape) > MOST:
+            self.fail(field, f"is {_short(shape)}, more than 2^62 elements")
+        return shape
+
+    def info(self, document: Mapping[str, Any]) -> CheckpointInfo:
+        return CheckpointInfo(
+            run_id=self.text(document.get("run_id"), "run_id"),
+            recipe_digest=self.text(document.get("recipe_digest"), "recipe_digest"),
+            step=self.number(document.get("step"), "step"),
+            consumed_samples=self.number(document.get("consumed_samples"), "consumed_samples"),
+            layout=self.mapping(document.get("layout"), "layout"),
+            extra=self.mapping(document.get("extra"), "extra"),
+        )
+
+    def shard(self, value: object, field: str) -> ShardEntry:
+        entry = self.mapping(value, field)
+        name = self.text(entry.get("file"), f"{field}.file", SHARD_NAME.fullmatch)
+        size = self.number(entry.get("bytes"), f"{field}.bytes")
+        digest = self.text(entry.get("sha256"), f"{field}.sha256", _is_sha256)
+        return ShardEntry(name, size, digest)
+
+    def tensor(self, value: object, field: str, sizes: Mapping[int, int]) -> TensorEntry:
+        entry = self.mapping(value, field)
+        dtype = self.text(entry.get("dtype"), f"{field}.dtype", ITEM_BYTES.__contains__)
+        shape = self.shape(entry.get("shape"), f"{field}.shape")
+        pieces = tuple(
+            self.piece(piece, f"{field}.pieces[{number}]", dtype, shape, sizes)
+            for number, piece in enumerate(self.sequence(entry.get("pieces"), f"{field}.pieces"))
+        )
+        return TensorEntry(dtype, shape, pieces)
+
+    def piece(
+        self,
+        value: object,
+        field: str,
+        dtype: str,
+        shape: tuple[int, ...],
+        sizes: Mapping[int, int],
+    ) -> PieceEntry:
+        entry = self.mapping(value, field)
+        shard = self.number(entry.get("shard"), f"{field}.shard")
+        if shard not in sizes:
+            self.fail(f"{field}.shard", f"is {shard}, which is no shard")
+        begin, end = (
+            self.number(part, f"{field}.bytes") for part in self.pair(entry.get("bytes"), f"{field}.bytes")
+        )
+        start, box = (
+            self.shape(part, f"{field}.box") for part in self.pair(entry.get("box"), f"{field}.box")
+        )
+        flat, numel = (
+            self.number(part, f"{field}.flat") for part in self.pair(entry.get("flat"), f"{field}.flat")
+        )
+        if end - begin != numel * ITEM_BYTES[dtype] or end > sizes[shard]:
+            self.fail(f"{field}.bytes", f"{begin}..{end} do not hold {numel} elements inside the shard")
+        if not len(start) == len(box) == len(shape):
+            self.fail(f"{field}.box", "has another number of axes than the tensor")
+        if any(low + length > size for low, length, size in zip(start, box, shape, strict=True)):
+            self.fail(f"{field}.box", f"{start} + {box} is outside the tensor's shape {shape}")
+        if flat + numel > prod(box):
+            self.fail(f"{field}.flat", f"{flat} + {numel} is outside a box of {prod(box)} elements")
+        return PieceEntry(shard, begin, end, start, box, flat, numel)
+
+
+def _is_sha256(text: str) -> bool:
+    return len(text) == 64 and set(text) <= set("0123456789abcdef")

@@ -1,0 +1,161 @@
+"""Is a checkpoint whole? Names every fault; and the choice of the newest one without any."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+from llmtrain.errors import CheckpointError, Problem
+from llmtrain.run.checkpoints.boxes import cover_fault
+from llmtrain.run.checkpoints.folder import Checkpoint, ever_committed, list_checkpoints, read_pointer
+from llmtrain.run.checkpoints.manifest import Manifest, ShardEntry
+from llmtrain.run.checkpoints.parse import open_regular, read_manifest
+
+CHUNK = 1 << 22
+MOST_THREADS = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """The checkpoint to restore, and why newer ones were passed over."""
+
+    checkpoint: Checkpoint | None
+    """None: the run has never committed a checkpoint."""
+    manifest: Manifest | None
+    skipped: tuple[Problem, ...] = ()
+
+    @property
+    def reason(self) -> str:
+        """Why newer ones were skipped, in one line; "" when there are none."""
+        return "; ".join(f"{Path(problem.where).name}: {problem.message}" for problem in self.skipped)
+
+
+def verify(path: Path, *, run_id: str = "", recipe_digest: str = "", checksums: bool = True) -> list[Problem]:
+    """Return all faults of a checkpoint: manifest, run, coverage of every tensor, size and SHA-256 of every
+    shard.
+
+    `run_id` and `recipe_digest` are compared when given. `checksums=False` looks at sizes only, without
+    reading the shards.
+    """
+    try:
+        return _inspect(path, run_id, recipe_digest, checksums)[1]
+    except CheckpointError as error:
+        return list(error.problems)
+
+
+def newest_valid(
+    root: Path, *, run_id: str = "", recipe_digest: str = "", checksums: bool = True
+) -> Selection:
+    """Return the newest checkpoint without a fault, and the faults of the newer ones.
+
+    Returns a selection without checkpoint only when the run has never committed one. Raises CheckpointError,
+    naming every fault, when it has but none is left whole: a run must not silently begin again.
+    """
+    skipped: list[Problem] = []
+    checkpoints = list_checkpoints(root)
+    pointer = read_pointer(root)
+    if pointer and pointer not in {checkpoint.name for checkpoint in checkpoints}:
+        skipped.append(Problem(str(root / pointer), "was committed last (`latest` names it) but is missing"))
+    for checkpoint in checkpoints:
+        try:
+            manifest, problems = _inspect(checkpoint.path, run_id, recipe_digest, checksums)
+        except CheckpointError as error:
+            problems = list(error.problems)
+        else:
+            if not problems:
+                return Selection(checkpoint, manifest, tuple(skipped))
+        skipped.extend(problems)
+    if not ever_committed(root):
+        return Selection(None, None)
+    raise _nothing_left(root, skipped)
+
+
+def verify_shards(path: Path, shards: Sequence[ShardEntry], *, checksums: bool = True) -> list[Problem]:
+    """Faults of some shards of a checkpoint, so that ranks can share the reading; in the order of
+    `shards`."""
+    if not shards:
+        return []
+    with ThreadPoolExecutor(min(MOST_THREADS, os.cpu_count() or 1, len(shards))) as pool:
+        faults = pool.map(lambda shard: _shard_fault(path / shard.file, shard, checksums), shards)
+        return [
+            Problem(str(path / shard.file), fault)
+            for shard, fault in zip(shards, faults, strict=True)
+            if fault
+        ]
+
+
+def _inspect(path: Path, run_id: str, recipe_digest: str, checksums: bool) -> tuple[Manifest, list[Problem]]:
+    if path.is_symlink():
+        raise CheckpointError("is a symbolic link, which is never followed", where=str(path))
+    if not path.is_dir():
+        raise CheckpointError("missing" if not path.exists() else "is not a folder", where=str(path))
+    manifest = read_manifest(path)
+    problems = [*_identity_faults(path, manifest, run_id, recipe_digest), *coverage_problems(path, manifest)]
+    problems.extend(verify_shards(path, manifest.shards, checksums=checksums))
+    return manifest, problems
+
+
+def _identity_faults(path: Path, manifest: Manifest, run_id: str, recipe_digest: str) -> list[Problem]:
+    info = manifest.info
+    problems: list[Problem] = []
+    if run_id and info.run_id != run_id:
+        problems.append(Problem(str(path), f"is of run {info.run_id!r}, not of {run_id!r}"))
+    if recipe_digest and info.recipe_digest != recipe_digest:
+        problems.append(
+            Problem(str(path), f"was written for recipe digest {info.recipe_digest!r}, not {recipe_digest!r}")
+        )
+    if path.name.startswith("step-") and not path.name.startswith(f"step-{info.step:08d}"):
+        problems.append(Problem(str(path), f"its manifest is of step {info.step}"))
+    return problems
+
+
+def coverage_problems(path: Path, manifest: Manifest) -> list[Problem]:
+    """One problem for every tensor whose pieces do not cover it exactly once."""
+    problems: list[Problem] = []
+    for key, entry in manifest.tensors.items():
+        fault = cover_fault(entry.shape, [piece.geometry for piece in entry.pieces])
+        if fault:
+            problems.append(Problem(str(path), f"tensor {key!r}: {fault}"))
+    return problems
+
+
+def _shard_fault(path: Path, shard: ShardEntry, checksums: bool) -> str:
+    try:
+        descriptor = open_regular(path)
+    except FileNotFoundError:
+        return "missing"
+    except OSError as error:
+        return "is a symbolic link, which is never followed" if path.is_symlink() else str(error.strerror)
+    with os.fdopen(descriptor, "rb", buffering=0) as stream:
+        size = os.fstat(stream.fileno()).st_size
+        if size != shard.bytes:
+            how = "empty" if not size else "truncated" if size < shard.bytes else "too long"
+            return f"{how}: {size} bytes, the manifest says {shard.bytes}"
+        try:
+            damaged = checksums and file_sha256(stream.fileno()) != shard.sha256
+        except OSError as error:
+            return f"cannot be read: {error.strerror}"
+    return "damaged: its SHA-256 is not the manifest's" if damaged else ""
+
+
+def file_sha256(descriptor: int) -> str:
+    """SHA-256 of an open file from its current position, in bounded memory; raises OSError."""
+    digest, buffer = hashlib.sha256(), bytearray(CHUNK)
+    view = memoryview(buffer)
+    while count := os.readv(descriptor, [buffer]):
+        digest.update(view[:count])
+    return digest.hexdigest()
+
+
+def _nothing_left(root: Path, skipped: list[Problem]) -> CheckpointError:
+    error = CheckpointError(
+        "the run has committed checkpoints, but none is whole; it does not start over by itself",
+        where=str(root),
+        hint="repair or restore one of the checkpoints below; `llmtrain checkpoint verify RUN` checks them",
+    )
+    error.problems = (*error.problems, *skipped)
+    return error
