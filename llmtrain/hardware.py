@@ -40,6 +40,8 @@ class Accelerator:
     """The same for FP8."""
     memory_efficiency: float = 0.85
     """Share of `memory_bandwidth` that streaming kernels reach."""
+    attention_ceiling: tuple[float, float] = (0.62, 0.55)
+    """Share of the peak that fused attention reaches on causal FLOPs, forward and backward, long sequences."""
     launch_gap: float = 3e-6
     """Seconds from the end of one kernel to the start of the next."""
     context: float = 2.5 * GB

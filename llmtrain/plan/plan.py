@@ -44,6 +44,51 @@ class Prediction:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Breakdown:
+    """One step in seconds; the exposed parts add up to the step."""
+
+    forward: float
+    backward: float
+    recompute: float
+    head: float
+    """Embedding, output head and loss."""
+    tensor: float
+    context: float
+    expert: float
+    pipeline: float
+    """Exposed stage-to-stage transfers."""
+    bubble: float
+    data: float
+    """Exposed gradient reduction and weight gathering."""
+    optimizer: float
+    overhead: float
+    tensor_hidden: float
+    context_hidden: float
+    pipeline_hidden: float
+    data_hidden: float
+
+    @property
+    def compute(self) -> float:
+        """Kernels that a single accelerator would run too."""
+        return self.forward + self.backward + self.recompute + self.head
+
+    @property
+    def exposed(self) -> float:
+        """Communication that the step waits for."""
+        return self.tensor + self.context + self.expert + self.pipeline + self.data
+
+    @property
+    def hidden(self) -> float:
+        """Communication that runs beside compute."""
+        return self.tensor_hidden + self.context_hidden + self.pipeline_hidden + self.data_hidden
+
+    @property
+    def total(self) -> float:
+        """Seconds of the step."""
+        return self.compute + self.exposed + self.bubble + self.optimizer + self.overhead
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Candidate:
     """One layout with its batch split and prediction."""
 
@@ -52,6 +97,8 @@ class Candidate:
     accumulation: int
     """Micro-batches of the busiest replica."""
     predicted: Prediction
+    parts: Breakdown
+    """The step as a sum."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

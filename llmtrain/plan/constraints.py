@@ -1,0 +1,157 @@
+"""Rules that a layout must keep before memory or time are looked at. Each refusal names the inequality and both numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from llmtrain.config.layout import Layout
+from llmtrain.plan.engine_features import EngineFeatures
+from llmtrain.plan.machine import Machine
+from llmtrain.plan.workload import Workload
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """Why a layout cannot be used."""
+
+    rule: str
+    """Short name that refusals are grouped by."""
+    message: str
+    """The violated inequality with both numbers."""
+    hint: str = ""
+    """The knob that would change it."""
+
+
+def refusals(
+    work: Workload, layout: Layout, machine: Machine, nodes: int, features: EngineFeatures
+) -> Iterator[Refusal]:
+    """Yield every rule that a layout breaks on `nodes` nodes."""
+    yield from _world(layout, machine, nodes)
+    yield from _batch(work, layout)
+    yield from _tensor(work, layout, machine)
+    yield from _pipeline(work, layout, features)
+    yield from _other_axes(work, layout)
+    for setting in features.missing(layout):
+        yield Refusal(
+            "engine", f"the engine cannot run {setting}", "leave it to auto, or plan for another engine"
+        )
+
+
+def _world(layout: Layout, machine: Machine, nodes: int) -> Iterator[Refusal]:
+    world, room = layout.world_size, nodes * machine.gpus_per_node
+    product = f"dp {layout.dp} x tp {layout.tp} x pp {layout.pp} x cp {layout.cp} = {world}"
+    if world > room:
+        yield Refusal(
+            "world size",
+            f"{product} > {room} = {nodes} nodes x {machine.gpus_per_node}",
+            "lower a degree or add nodes",
+        )
+    used = -(-world // machine.gpus_per_node)
+    if world % used:
+        yield Refusal(
+            "whole nodes",
+            f"{product} does not fill {used} nodes evenly",
+            f"choose a multiple of {machine.gpus_per_node}",
+        )
+
+
+def _batch(work: Workload, layout: Layout) -> Iterator[Refusal]:
+    count, rest = divmod(work.global_batch, layout.micro_batch)
+    if rest:
+        yield Refusal(
+            "micro-batch",
+            f"batch.global {work.global_batch} mod batch.micro {layout.micro_batch} = {rest}, must be 0",
+            "choose a micro-batch that divides batch.global",
+        )
+        return
+    if count < layout.dp:
+        yield Refusal(
+            "replicas",
+            f"batch.global {work.global_batch} / batch.micro {layout.micro_batch} = {count} micro-batches < dp {layout.dp}",
+            "lower dp or batch.micro, or raise batch.global",
+        )
+        return
+    if layout.vpp > 1:
+        counts = set(layout.micro_batches(work.global_batch))
+        bad = [m for m in counts if m % layout.pp]
+        if bad:
+            yield Refusal(
+                "interleaving",
+                f"accumulation {bad[0]} mod pp {layout.pp} = {bad[0] % layout.pp}, must be 0 with vpp {layout.vpp}",
+                "use vpp=1 or an accumulation that pp divides",
+            )
+
+
+def _tensor(work: Workload, layout: Layout, machine: Machine) -> Iterator[Refusal]:
+    tp, shape = layout.tp, work.shape
+    if tp > machine.gpus_per_node:
+        yield Refusal(
+            "tp inside a node",
+            f"tp {tp} > {machine.gpus_per_node} accelerators in a node",
+            "lower tp; pp and dp may span nodes",
+        )
+    elif machine.gpus_per_node % tp and layout.world_size > machine.gpus_per_node:
+        yield Refusal(
+            "tp inside a node",
+            f"{machine.gpus_per_node} accelerators in a node mod tp {tp} = {machine.gpus_per_node % tp}, must be 0",
+            "choose a tp that divides gpus_per_node",
+        )
+    for name, value in (
+        ("heads", shape.heads),
+        ("kv_heads", shape.kv_heads),
+        ("ffn_hidden", shape.ffn_hidden),
+        ("vocab", work.model.vocab),
+    ):
+        if value % tp:
+            yield Refusal(
+                f"{name} over tp",
+                f"model.{name} {value} mod tp {tp} = {value % tp}, must be 0",
+                f"choose a tp that divides {value}" if name != "vocab" else "pad the vocabulary",
+            )
+    if layout.sequence_parallel and (work.sequence // layout.cp) % tp:
+        yield Refusal("sequence over tp", f"sequence {work.sequence // layout.cp} mod tp {tp} must be 0")
+    if layout.sequence_parallel and tp == 1:
+        yield Refusal("sequence parallel", "sequence_parallel=true needs tp > 1, tp is 1")
+
+
+def _pipeline(work: Workload, layout: Layout, features: EngineFeatures) -> Iterator[Refusal]:
+    chunks, layers = layout.pp * layout.vpp, work.model.layers
+    if chunks > layers:
+        yield Refusal(
+            "layers over stages",
+            f"pp {layout.pp} x vpp {layout.vpp} = {chunks} > {layers} layers",
+            "lower pp or vpp",
+        )
+    elif layers % chunks and not features.uneven_layers:
+        yield Refusal(
+            "layers over stages",
+            f"layers {layers} mod (pp {layout.pp} x vpp {layout.vpp} = {chunks}) = {layers % chunks}, must be 0",
+            "choose pp x vpp that divides the layers",
+        )
+    if layout.vpp > 1 and layout.pp == 1:
+        yield Refusal("interleaving", f"vpp {layout.vpp} needs pp > 1, pp is 1", "use vpp=1")
+    if (layout.vpp > 1) != (layout.schedule == "interleaved"):
+        yield Refusal(
+            "interleaving",
+            f"schedule {layout.schedule} does not go with vpp {layout.vpp}",
+            "vpp > 1 and schedule interleaved belong together",
+        )
+
+
+def _other_axes(work: Workload, layout: Layout) -> Iterator[Refusal]:
+    if work.sequence % (2 * layout.cp) and layout.cp > 1:
+        yield Refusal(
+            "sequence over cp",
+            f"sequence {work.sequence} mod (2 x cp {layout.cp}) = {work.sequence % (2 * layout.cp)}, must be 0",
+        )
+    if layout.ep > 1 and work.shape.experts % layout.ep:
+        yield Refusal(
+            "experts over ep",
+            f"experts {work.shape.experts} mod ep {layout.ep} = {work.shape.experts % layout.ep}, must be 0",
+            "choose an ep that divides the experts"
+            if work.shape.experts > 1
+            else "ep needs a mixture of experts",
+        )
+    if layout.ep > 1 and (layout.dp * layout.cp) % layout.ep:
+        yield Refusal("ep over ranks", f"dp x cp {layout.dp * layout.cp} mod ep {layout.ep} must be 0")

@@ -1,0 +1,51 @@
+"""The plan as `plan --json` prints it (architecture.md section 4)."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any
+
+from llmtrain.config.layout import Layout
+from llmtrain.plan.plan import Candidate, MemoryBytes, Plan, Prediction, Rung
+
+
+def plan_document(plan: Plan) -> dict[str, Any]:
+    """Return the JSON-ready document of a plan."""
+    return {
+        "schema": 1,
+        "model": {"parameters": plan.model.parameters, "flops_per_token": plan.model.flops_per_token},
+        "plans": [candidate_document(candidate) for candidate in plan.plans],
+        "ladder": [_rung(rung) for rung in plan.ladder],
+        "problems": [asdict(problem) for problem in plan.problems],
+    }
+
+
+def candidate_document(candidate: Candidate) -> dict[str, Any]:
+    """Return the document of one layout with its batch split and prediction."""
+    return {
+        "layout": _layout(candidate.layout),
+        "batch": {"global": candidate.global_batch, "accumulation": candidate.accumulation},
+        "predicted": _prediction(candidate.predicted),
+        "breakdown": asdict(candidate.parts),
+    }
+
+
+def _layout(layout: Layout) -> dict[str, Any]:
+    return asdict(layout)
+
+
+def _prediction(predicted: Prediction) -> dict[str, Any]:
+    document = {name: value for name, value in asdict(predicted).items() if name != "memory"}
+    return {**document, "memory_bytes": _memory(predicted.memory)}
+
+
+def _memory(memory: MemoryBytes) -> dict[str, float]:
+    return {**{name: round(value) for name, value in asdict(memory).items()}, "total": round(memory.total)}
+
+
+def _rung(rung: Rung) -> dict[str, Any]:
+    document: dict[str, Any] = {"nodes": rung.nodes, "idle_nodes": rung.idle_nodes}
+    document["micro_batches"] = list(rung.micro_batches)
+    if rung.candidate is None:
+        return {**document, "layout": None, "batch": None, "predicted": None}
+    return {**document, **{k: v for k, v in candidate_document(rung.candidate).items() if k != "breakdown"}}

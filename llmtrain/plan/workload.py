@@ -1,0 +1,57 @@
+"""What is trained, reduced to what the planner's arithmetic needs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from llmtrain.config.job import JobSpec
+from llmtrain.config.recipe import ModelConfig, Recipe
+from llmtrain.plan.model_size import BlockShape, block_shape, flops_per_token, is_tied
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Workload:
+    """Model, batch, number format and length of a training."""
+
+    model: ModelConfig
+    shape: BlockShape
+    tied: bool
+    sequence: int
+    global_batch: int
+    """Sequences a step."""
+    mode: str
+    """Precision mode."""
+    steps: int
+    flops_per_token: float
+
+    @property
+    def tokens_per_step(self) -> int:
+        """Tokens of one optimizer step."""
+        return self.global_batch * self.sequence
+
+    @property
+    def activation_bytes(self) -> int:
+        """Bytes of one activation element."""
+        return 4 if self.mode in ("fp32", "tf32") else 2
+
+
+def make_workload(recipe: Recipe) -> Workload:
+    """Reduce a resolved recipe."""
+    model = recipe.model
+    tokens = recipe.batch.global_size * model.sequence
+    steps = recipe.train.steps or -(-(recipe.train.tokens or tokens) // tokens)
+    return Workload(
+        model=model,
+        shape=block_shape(model),
+        tied=is_tied(model),
+        sequence=model.sequence,
+        global_batch=recipe.batch.global_size,
+        mode=recipe.precision.mode,
+        steps=steps,
+        flops_per_token=flops_per_token(model),
+    )
+
+
+def workload_of(spec: JobSpec) -> Workload:
+    """Reduce a job spec."""
+    return make_workload(spec.recipe)
