@@ -46,15 +46,16 @@ class Curve(Generic[P]):
 
     def add(self, point: P) -> Curve[P]:
         """The curve with one more point."""
-        points = self.points
-        if not points or points[-1].step < point.step:
-            joined = (*points, point)
-        else:
+        points, place = self.points, len(self.points)
+        if points and points[-1].step >= point.step:
             place = bisect_left(points, point.step, key=attrgetter("step"))
-            same = points[place].step == point.step
-            if same and points[place].attempt > point.attempt:
-                return self
-            joined = (*points[:place], point, *points[place + same :])
+        bucket = (point.step - 1) // self.stride
+        if place and (points[place - 1].step - 1) // self.stride == bucket:
+            return self
+        takes_place = place < len(points) and (points[place].step - 1) // self.stride == bucket
+        if takes_place and points[place].step == point.step and points[place].attempt > point.attempt:
+            return self
+        joined = (*points[:place], point, *points[place + takes_place :])
         return Curve(*_thinned(joined, self.stride, self.limit), limit=self.limit)
 
     def rewound(self, attempt: int, step: int) -> Curve[P]:
@@ -67,18 +68,11 @@ class Curve(Generic[P]):
 
 
 def _thinned(points: tuple[P, ...], stride: int, limit: int) -> tuple[tuple[P, ...], int]:
-    """The points, thinned to the first one of every `stride` steps, with the stride that makes them few
-    enough."""
-    if stride > 1:
-        points = _first_of_each(points, stride)
+    """The points with a stride at which they are few enough: the first of every `stride` steps each."""
     while len(points) > limit:
         stride *= 2
-        points = _first_of_each(points, stride)
+        first: dict[int, P] = {}
+        for point in points:
+            first.setdefault((point.step - 1) // stride, point)
+        points = tuple(first.values())
     return points, stride
-
-
-def _first_of_each(points: tuple[P, ...], stride: int) -> tuple[P, ...]:
-    first: dict[int, P] = {}
-    for point in points:
-        first.setdefault((point.step - 1) // stride, point)
-    return tuple(first.values())

@@ -6,7 +6,7 @@ come in any order (each file in its own): step, attempts, ranks, checkpoints and
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any, TypeVar
 
@@ -42,11 +42,16 @@ P = TypeVar("P", bound=Point)
 
 def apply(state: RunState, event: Event) -> RunState:
     """The state after one more event."""
-    last = event.time if state.last_event is None else max(event.time, state.last_event)
-    state = replace(state, last_event=last, run=state.run or event.run)
-    state = _with_newest_attempt(state, event.attempt)
+    changes: dict[str, Any] = {"last_event": event.time}
+    if state.last_event is not None and state.last_event > event.time:
+        changes["last_event"] = state.last_event
+    if not state.run:
+        changes["run"] = event.run
+    if event.attempt > state.attempt:
+        state = replace(state, attempt=event.attempt, ranks={}, nodes={})
     if event.rank is not None and event.source == "rank":
-        state = _with_rank(state, event, event.rank, _rank_changes(event))
+        changes["ranks"] = _with_rank(state, event, event.rank, _rank_changes(event))
+    state = replace(state, **changes)
     reducer = _REDUCERS.get(event.kind)
     if reducer is not None:
         state = reducer(state, event, event.payload)
@@ -64,21 +69,13 @@ def fold(events: Iterable[Event], state: RunState | None = None) -> RunState:
 
 # ---- members of the newest attempt
 # --------------------------------------------------------------------------
-def _with_newest_attempt(state: RunState, number: int) -> RunState:
-    if number <= state.attempt:
-        return state
-    return replace(state, attempt=number, ranks={}, nodes={})
-
-
-def _with_rank(state: RunState, event: Event, rank: int, changes: dict[str, Any]) -> RunState:
+def _with_rank(state: RunState, event: Event, rank: int, changes: dict[str, Any]) -> Mapping[int, RankState]:
     if event.attempt != state.attempt or (rank not in state.ranks and len(state.ranks) >= MEMBERS):
-        return state
+        return state.ranks
     before = state.ranks.get(rank) or RankState(rank=rank, attempt=event.attempt)
-    status = changes.pop("status", RankStatus.RUNNING)
-    order = RANK_STATUS_ORDER.index
+    status = max(before.status, changes.pop("status", RankStatus.RUNNING), key=RANK_STATUS_ORDER.index)
     seen = max(before.last_seen, event.time) if event.source == "rank" else before.last_seen
-    after = replace(before, status=max(before.status, status, key=order), last_seen=seen, **changes)
-    return replace(state, ranks={**state.ranks, rank: after})
+    return {**state.ranks, rank: replace(before, status=status, last_seen=seen, **changes)}
 
 
 def _rank_changes(event: Event) -> dict[str, Any]:
@@ -256,7 +253,7 @@ def _found(state: RunState, event: Event, payload: schema.Found) -> RunState:
     changes: dict[str, Any] = {"status": RankStatus.DEAD}
     if before is None or not before.error:
         changes["error"] = payload.message
-    return _with_rank(state, event, payload.rank, changes)
+    return replace(state, ranks=_with_rank(state, event, payload.rank, changes))
 
 
 def _node_sample(state: RunState, event: Event, payload: schema.NodeSample) -> RunState:
