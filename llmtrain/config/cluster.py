@@ -6,7 +6,22 @@ In YAML these take units: `400 Gb/s`, `50 GB/s`, `5us`, `80 GB`, `30m`.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Annotated, Literal
+
+from llmtrain.config.fields import (
+    Bandwidth,
+    Bytes,
+    Duration,
+    FlopRate,
+    Name,
+    NaturalFloat,
+    NaturalInt,
+    PositiveDuration,
+    PositiveFloat,
+    PositiveInt,
+    Share,
+    Verbatim,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -15,11 +30,11 @@ class AcceleratorConfig:
 
     name: str
     """Shown in tables."""
-    peak_flops: float
+    peak_flops: FlopRate
     """Dense BF16 peak, FLOP/s."""
-    memory: float
+    memory: Bytes
     """Device memory, bytes."""
-    memory_bandwidth: float
+    memory_bandwidth: Bandwidth
     """Device memory bandwidth, bytes/s."""
 
 
@@ -29,9 +44,9 @@ class LinkConfig:
 
     kind: str
     """Name in the link table (`nvlink3`, `ib-hdr`, `tcp`, `shared-memory`) or a free name with numbers."""
-    bandwidth: float | None = None
+    bandwidth: Bandwidth | None = None
     """Bytes/s per accelerator (intra-node) or per node (inter-node), one direction; default: from the table."""
-    latency: float | None = None
+    latency: Duration | None = None
     """Seconds per message; default: from the table."""
 
 
@@ -51,7 +66,7 @@ class StorageConfig:
 
     path: str = "runs"
     """Folder of run directories; relative to the working directory on `local`, absolute and shared elsewhere."""
-    bandwidth: float
+    bandwidth: Bandwidth
     """Aggregate write bandwidth, bytes/s."""
 
 
@@ -67,7 +82,7 @@ class BackendConfig:
 class EnvironmentConfig:
     """Variables of the ranks."""
 
-    variables: dict[str, str] = field(default_factory=dict)
+    variables: dict[str, Annotated[str, Verbatim()]] = field(default_factory=dict)
     """Set for every rank; never a place for secrets."""
     pass_through: tuple[str, ...] = ()
     """Names taken over from the launching shell; their values are redacted everywhere."""
@@ -94,7 +109,7 @@ class SoftwareConfig:
     """Whether gradients are reduced (and ZeRO weights gathered) while the backward pass still runs."""
     overlap_pipeline: bool = False
     """Whether stage-to-stage transfers run beside compute."""
-    overlap_tensor: float = 0.0
+    overlap_tensor: Share = 0.0
     """Share of tensor-parallel traffic that runs beside GEMMs, 0..1."""
 
 
@@ -102,17 +117,17 @@ class SoftwareConfig:
 class CalibrationConfig:
     """Constants measured on this cluster by `llmtrain profiles calibrate`; None: the hardware table's value."""
 
-    gemm: float | None = None
+    gemm: PositiveFloat | None = None
     """Share of the matrix peak that a large GEMM sustains."""
-    memory_bandwidth: float | None = None
+    memory_bandwidth: PositiveFloat | None = None
     """Share of the memory bandwidth that streaming kernels reach."""
-    launch_gap: float | None = None
+    launch_gap: Duration | None = None
     """Seconds from the end of one kernel to the start of the next."""
-    intra_node: float | None = None
+    intra_node: PositiveFloat | None = None
     """Factor on the bandwidth of collectives inside a node."""
-    inter_node: float | None = None
+    inter_node: PositiveFloat | None = None
     """Factor on the bandwidth of collectives between nodes."""
-    step_overhead: float | None = None
+    step_overhead: Duration | None = None
     """Seconds of each step that no layer explains (data, logging, synchronisation)."""
     date: str = ""
     """Day of the measurement, YYYY-MM-DD."""
@@ -124,9 +139,9 @@ class CalibrationConfig:
 class FailureConfig:
     """How often nodes fail and what a restart costs."""
 
-    node_mtbf: float = 2.16e7
+    node_mtbf: PositiveDuration = 2.16e7
     """Mean time between failures of one node, seconds (duration, e.g. `250d`)."""
-    restart: float = 300.0
+    restart: Duration = 300.0
     """Seconds from a failure to the first step of the next attempt, without the steps done again."""
 
 
@@ -134,17 +149,17 @@ class FailureConfig:
 class ClusterProfile:
     """Where to train."""
 
-    name: str
+    name: Name
     """Short name."""
     description: str = ""
     """One line for `llmtrain profiles`."""
-    nodes: int
+    nodes: PositiveInt
     """Nodes that a run may use."""
-    gpus_per_node: int
+    gpus_per_node: PositiveInt
     """Accelerators, i.e. ranks, on each node."""
     accelerator: str | AcceleratorConfig
     """A name in the hardware table, or numbers."""
-    host_memory: float | None = None
+    host_memory: Bytes | None = None
     """Host memory of a node, bytes."""
     intra_node: LinkConfig
     """Links inside a node."""
@@ -156,7 +171,7 @@ class ClusterProfile:
     """How ranks are started."""
     environment: EnvironmentConfig = field(default_factory=EnvironmentConfig)
     """Variables of the ranks."""
-    spares: int = 0
+    spares: NaturalInt = 0
     """Nodes kept idle to replace lost ones; part of `nodes`."""
     software: SoftwareConfig = field(default_factory=SoftwareConfig)
     """What the training software does."""
@@ -164,5 +179,5 @@ class ClusterProfile:
     """Constants measured on this cluster."""
     failures: FailureConfig = field(default_factory=FailureConfig)
     """How often nodes fail."""
-    gpu_hour_price: float | None = None
+    gpu_hour_price: NaturalFloat | None = None
     """Price of one accelerator for an hour, in any currency; None: no price is shown."""

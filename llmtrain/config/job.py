@@ -2,10 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 from llmtrain.config.cluster import ClusterProfile
+from llmtrain.config.cluster_rules import CLUSTER_RULES
+from llmtrain.config.codec import digest, to_json
+from llmtrain.config.defaults import complete_recipe
+from llmtrain.config.job_rules import JOB_RULES, Pair
+from llmtrain.config.load import Loaded, read_profile, read_recipe
+from llmtrain.config.override import CLUSTER_PREFIX, parse_overrides, split_overrides
 from llmtrain.config.recipe import Recipe
+from llmtrain.config.recipe_rules import RECIPE_RULES
+from llmtrain.config.rules import broken
+from llmtrain.errors import ConfigError, Problem
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,3 +29,43 @@ class JobSpec:
     """Where to train."""
     digest: str
     """SHA-256 (first 16 hex digits) of the canonical JSON of recipe and cluster."""
+
+
+def resolve(recipe_ref: str, cluster_ref: str, overrides: Sequence[str] = ()) -> JobSpec:
+    """Job spec of a recipe and a profile (shipped names or paths) with `--set` texts; raises ConfigError with all problems."""
+    parsed, problems = parse_overrides(overrides)
+    for_recipe, for_cluster = split_overrides(parsed)
+    recipe = read_recipe(recipe_ref, for_recipe)
+    cluster = read_profile(cluster_ref, for_cluster)
+    problems = [*problems, *recipe.problems, *cluster.problems]
+    if recipe.value is not None and cluster.value is not None:
+        bad = [*recipe.bad, *((CLUSTER_PREFIX, *path) for path in cluster.bad)]
+        between = broken(JOB_RULES, Pair(recipe.value, cluster.value), bad)
+        problems.extend(_located(problem, recipe, cluster) for problem in between)
+    if problems or recipe.value is None or cluster.value is None:
+        raise ConfigError(problems)
+    return _spec(recipe.value, cluster.value)
+
+
+def resolve_values(recipe: Recipe, cluster: ClusterProfile) -> JobSpec:
+    """Job spec of values made in Python; pure. Raises ConfigError, where each place is a dotted field."""
+    of_cluster = [
+        replace(problem, where=f"{CLUSTER_PREFIX}.{problem.where}")
+        for problem in broken(CLUSTER_RULES, cluster)
+    ]
+    problems = [*broken(RECIPE_RULES, recipe), *of_cluster, *broken(JOB_RULES, Pair(recipe, cluster))]
+    if problems:
+        raise ConfigError(problems)
+    return _spec(recipe, cluster)
+
+
+def _spec(recipe: Recipe, cluster: ClusterProfile) -> JobSpec:
+    complete = complete_recipe(recipe)
+    content = {"recipe": to_json(complete), "cluster": to_json(cluster)}
+    return JobSpec(recipe=complete, cluster=cluster, digest=digest(content))
+
+
+def _located(problem: Problem, recipe: Loaded[Recipe], cluster: Loaded[ClusterProfile]) -> Problem:
+    first, _, rest = problem.where.partition(".")
+    place = cluster.where(rest) if first == CLUSTER_PREFIX else recipe.where(problem.where)
+    return replace(problem, where=place)

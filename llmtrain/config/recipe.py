@@ -7,9 +7,23 @@ its name, but for the ones in `YAML_NAMES` (Python keywords and clashes).
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Annotated, Literal
+
+from llmtrain.config.fields import (
+    Bounds,
+    Count,
+    Duration,
+    Fraction,
+    Name,
+    NaturalFloat,
+    NaturalInt,
+    PositiveFloat,
+    PositiveInt,
+    RelativeTo,
+)
 
 Auto = Literal["auto"]
+Seed = Annotated[int, Bounds(low=0, high=2**32)]
 
 YAML_NAMES: dict[str, str] = {"global_size": "global"}
 """Python field name -> key in YAML and in `--set`, where the two differ."""
@@ -19,17 +33,17 @@ YAML_NAMES: dict[str, str] = {"global_size": "global"}
 class RopeConfig:
     """Rotary position embedding."""
 
-    theta: float = 10000.0
+    theta: PositiveFloat = 10000.0
     """Base of the frequencies."""
     scaling: Literal["none", "linear", "llama3"] = "none"
     """How frequencies are stretched for longer sequences."""
-    factor: float = 1.0
+    factor: Annotated[float, Bounds(low=1)] = 1.0
     """Stretch factor of `scaling`."""
-    low_frequency_factor: float = 1.0
+    low_frequency_factor: PositiveFloat = 1.0
     """Llama 3 scaling only."""
-    high_frequency_factor: float = 4.0
+    high_frequency_factor: PositiveFloat = 4.0
     """Llama 3 scaling only."""
-    original_sequence: int = 8192
+    original_sequence: PositiveInt = 8192
     """Llama 3 scaling only: sequence length before stretching."""
 
 
@@ -39,25 +53,25 @@ class ModelConfig:
 
     kind: Literal["gpt", "llama", "moe"]
     """Family: sets the defaults of norm, activation, biases and positions."""
-    layers: int
+    layers: PositiveInt
     """Number of transformer blocks."""
-    hidden: int
+    hidden: PositiveInt
     """Width of the residual stream."""
-    heads: int
+    heads: PositiveInt
     """Number of query heads."""
-    kv_heads: int | None = None
+    kv_heads: PositiveInt | None = None
     """Number of key/value heads (grouped-query attention); default: heads."""
-    head_dim: int | None = None
+    head_dim: PositiveInt | None = None
     """Width of one head; default: hidden / heads."""
-    ffn_hidden: int | None = None
+    ffn_hidden: PositiveInt | None = None
     """Width inside the feed-forward block; default 4 x hidden (gpt), 8/3 x hidden rounded up to 256 (llama, moe)."""
-    vocab: int = 256
+    vocab: PositiveInt = 256
     """Vocabulary size; 256 is the built-in byte tokenizer."""
-    sequence: int
+    sequence: PositiveInt
     """Tokens in one training sequence."""
     norm: Literal["layernorm", "rmsnorm"] | None = None
     """Default: layernorm (gpt), rmsnorm (llama, moe)."""
-    norm_epsilon: float = 1e-5
+    norm_epsilon: PositiveFloat = 1e-5
     """Added to the variance."""
     activation: Literal["gelu", "swiglu"] | None = None
     """Default: gelu (gpt), swiglu (llama, moe)."""
@@ -71,11 +85,11 @@ class ModelConfig:
     """Rotary positions; default: theta 10000 (llama, moe), none, i.e. learned positions (gpt)."""
     tie_embeddings: bool | None = None
     """Share the embedding with the output head; default: true (gpt), false (llama, moe)."""
-    experts: int | None = None
+    experts: PositiveInt | None = None
     """Mixture of experts: number of experts a layer (moe only)."""
-    experts_per_token: int | None = None
+    experts_per_token: PositiveInt | None = None
     """Mixture of experts: experts a token is sent to (moe only)."""
-    init_std: float = 0.02
+    init_std: PositiveFloat = 0.02
     """Standard deviation of the initial weights."""
 
 
@@ -83,16 +97,16 @@ class ModelConfig:
 class DataConfig:
     """Where tokens come from."""
 
-    corpus: str = "python-stdlib"
+    corpus: Annotated[str, RelativeTo(keywords=("python-stdlib",))] = "python-stdlib"
     """`python-stdlib` (the standard library's own source files), a text or jsonl file, a folder, or a folder that
     `llmtrain data prepare` wrote."""
-    tokenizer: str = "bytes"
+    tokenizer: Annotated[str, RelativeTo(keywords=("bytes",))] = "bytes"
     """`bytes` or the path of a Hugging Face `tokenizer.json`."""
-    validation_fraction: float = 0.01
+    validation_fraction: Fraction = 0.01
     """Share of documents held out, chosen by hash."""
-    validation_every: int = 50
+    validation_every: NaturalInt = 50
     """Steps between two validations; 0 switches validation off."""
-    validation_sequences: int = 32
+    validation_sequences: PositiveInt = 32
     """Sequences in one validation pass, always the same ones."""
 
 
@@ -100,9 +114,9 @@ class DataConfig:
 class MicroRange:
     """Bounds inside which the engine may choose the micro-batch."""
 
-    min: int = 1
+    min: PositiveInt = 1
     """Smallest micro-batch, in sequences."""
-    max: int
+    max: PositiveInt
     """Largest micro-batch, in sequences."""
 
 
@@ -110,11 +124,11 @@ class MicroRange:
 class BatchConfig:
     """Batch sizes, in sequences. global = sum over replicas of micro x accumulation."""
 
-    global_size: int
+    global_size: PositiveInt
     """Sequences per optimizer step over all replicas (YAML key: `global`)."""
-    micro: int | Auto | MicroRange = "auto"
+    micro: PositiveInt | Auto | MicroRange = "auto"
     """Sequences per forward."""
-    accumulation: int | Auto = "auto"
+    accumulation: PositiveInt | Auto = "auto"
     """Micro-batches per replica and optimizer step."""
 
 
@@ -122,17 +136,17 @@ class BatchConfig:
 class ParallelConfig:
     """Degrees of the parallel axes and what goes with them; "auto" leaves the choice to the planner."""
 
-    dp: int | Auto = "auto"
+    dp: PositiveInt | Auto = "auto"
     """Data-parallel replicas."""
-    tp: int | Auto = "auto"
+    tp: PositiveInt | Auto = "auto"
     """Tensor-parallel ranks, inside one node."""
-    pp: int | Auto = "auto"
+    pp: PositiveInt | Auto = "auto"
     """Pipeline stages."""
-    vpp: int | Auto = "auto"
+    vpp: PositiveInt | Auto = "auto"
     """Model chunks per pipeline rank (interleaving)."""
-    cp: int | Auto = "auto"
+    cp: PositiveInt | Auto = "auto"
     """Context-parallel ranks."""
-    ep: int | Auto = "auto"
+    ep: PositiveInt | Auto = "auto"
     """Expert-parallel ranks, a regrouping of dp x cp x tp."""
     zero: Literal[0, 1, 2, 3] | Auto = "auto"
     """ZeRO stage: 1 shards optimizer states, 2 gradients too, 3 parameters too."""
@@ -158,13 +172,13 @@ class OptimizerConfig:
 
     kind: Literal["adamw"] = "adamw"
     """The only optimizer."""
-    beta1: float = 0.9
+    beta1: Fraction = 0.9
     """Decay of the first moment."""
-    beta2: float = 0.95
+    beta2: Fraction = 0.95
     """Decay of the second moment."""
-    epsilon: float = 1e-8
+    epsilon: PositiveFloat = 1e-8
     """Added to the root of the second moment."""
-    weight_decay: float = 0.1
+    weight_decay: NaturalFloat = 0.1
     """Applied to matrices and embeddings, not to norms and biases."""
 
 
@@ -172,11 +186,11 @@ class OptimizerConfig:
 class LearningRateConfig:
     """Linear warm-up, then a cosine to `final`."""
 
-    peak: float = 3e-4
+    peak: PositiveFloat = 3e-4
     """Highest rate."""
-    final: float | None = None
+    final: NaturalFloat | None = None
     """Rate at the last step; default: peak / 10."""
-    warmup_steps: int = 0
+    warmup_steps: NaturalInt = 0
     """Steps from zero to the peak."""
     schedule: Literal["cosine", "constant"] = "cosine"
     """Shape after the warm-up."""
@@ -186,7 +200,7 @@ class LearningRateConfig:
 class ClipConfig:
     """Gradient clipping."""
 
-    norm: float = 1.0
+    norm: NaturalFloat = 1.0
     """Largest global norm; 0 switches clipping off."""
 
 
@@ -194,11 +208,11 @@ class ClipConfig:
 class CheckpointConfig:
     """When checkpoints are written and how many are kept."""
 
-    every_steps: int | None = None
+    every_steps: PositiveInt | None = None
     """Steps between two checkpoints; default: none by step."""
-    every: float = 1800.0
+    every: Duration = 1800.0
     """Seconds between two checkpoints (duration, e.g. `30m`); 0 switches the timer off."""
-    keep: int = 3
+    keep: PositiveInt = 3
     """Newest checkpoints kept; at least 1."""
 
 
@@ -214,9 +228,9 @@ class StabilityConfig:
 class FaultConfig:
     """How failures are met."""
 
-    node_loss_budget: float = 0.2
+    node_loss_budget: Fraction = 0.2
     """Share of the nodes at launch that may be lost before the run stops with exit code 93."""
-    restarts_without_progress: int = 3
+    restarts_without_progress: PositiveInt = 3
     """Restarts in a row without a newer checkpoint or a higher step, before the run stops with exit code 93."""
 
 
@@ -224,11 +238,11 @@ class FaultConfig:
 class TrainConfig:
     """How long to train and from which seed."""
 
-    steps: int | None = None
+    steps: Count | None = None
     """Optimizer steps; give this or `tokens`."""
-    tokens: int | None = None
+    tokens: Count | None = None
     """Tokens; rounded up to whole steps."""
-    seed: int = 0
+    seed: Seed = 0
     """Seed of weights and data order."""
 
 
@@ -236,7 +250,7 @@ class TrainConfig:
 class Recipe:
     """What to train."""
 
-    name: str
+    name: Name
     """Short name; becomes part of the run id."""
     description: str = ""
     """One line for `llmtrain recipes`."""

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
-from typing import Literal
+from pathlib import Path
+from typing import Literal, TypeVar
 
+from llmtrain.config.codec import from_json, to_json
 from llmtrain.config.job import JobSpec
 from llmtrain.config.layout import Layout
+from llmtrain.errors import ConfigError, RunError
+from llmtrain.run.atomic import write_json
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,3 +41,50 @@ class AttemptFile:
     restore: Literal["fresh", "newest"]
     """`fresh`: the run has no history, start from the seed. `newest`: load the newest valid checkpoint; when the run never
     committed one, the ranks start from the seed again and say so; a run that has committed one never starts fresh."""
+
+
+def write_job_file(path: Path, job: JobFile) -> None:
+    """Write `job.json` in one step. Raises OSError."""
+    write_json(path, to_json(job))
+
+
+def read_job_file(path: Path) -> JobFile:
+    """What `job.json` holds; raises RunError when it is missing, torn, or of another schema."""
+    return read_document(path, JobFile)
+
+
+def write_attempt_file(path: Path, attempt: AttemptFile) -> None:
+    """Write `attempt.json` in one step. Raises OSError."""
+    write_json(path, to_json(attempt))
+
+
+def read_attempt_file(path: Path) -> AttemptFile:
+    """What `attempt.json` holds; raises RunError when it is missing, torn, or of another schema."""
+    return read_document(path, AttemptFile)
+
+
+def read_document(path: Path, cls: type[T], schema: int = 1) -> T:
+    """Dataclass that a JSON file of a run holds; raises RunError that names the file and every wrong key."""
+    try:
+        content = json.loads(path.read_bytes())
+    except FileNotFoundError:
+        raise RunError("no such file", where=str(path), hint="is this a run directory?") from None
+    except OSError as error:
+        raise RunError(f"cannot be read: {error.strerror}", where=str(path)) from None
+    except (ValueError, RecursionError):
+        raise RunError("is not JSON; it was torn or edited", where=str(path)) from None
+    if not isinstance(content, dict):
+        raise RunError("holds no JSON object", where=str(path))
+    found = content.get("schema")
+    if found != schema:
+        raise RunError(
+            f"has schema {found!r}; this llmtrain reads schema {schema}",
+            where=str(path),
+            hint="use the llmtrain version that wrote it",
+        )
+    try:
+        return from_json(cls, content, where=str(path))
+    except ConfigError as error:
+        run_error = RunError(str(error), where=str(path))
+        run_error.problems = error.problems
+        raise run_error from None

@@ -1,0 +1,143 @@
+"""What must hold inside a cluster profile, whatever the recipe."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from difflib import get_close_matches
+
+from llmtrain.config.cluster import ClusterProfile, LinkConfig
+from llmtrain.config.rules import Rule, rule
+from llmtrain.errors import Problem
+from llmtrain.hardware import ACCELERATORS, LINKS
+
+TORCHRUN_VARIABLES = frozenset(
+    {
+        "RANK",
+        "LOCAL_RANK",
+        "GROUP_RANK",
+        "ROLE_RANK",
+        "WORLD_SIZE",
+        "LOCAL_WORLD_SIZE",
+        "GROUP_WORLD_SIZE",
+        "ROLE_WORLD_SIZE",
+        "MASTER_ADDR",
+        "MASTER_PORT",
+    }
+)
+"""Set by torchrun for every rank; a profile that sets one would break the rendezvous."""
+
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_SECRET = re.compile(
+    r"(?:^|_)(?:SECRET|TOKEN|PASSWORD|PASSWD|PASSPHRASE|CREDENTIALS?|API_?KEY|ACCESS_KEY|PRIVATE_KEY)$"
+)
+
+
+@rule("accelerator")
+def _known_accelerator(profile: ClusterProfile) -> Iterator[Problem]:
+    name = profile.accelerator
+    if isinstance(name, str) and name not in ACCELERATORS:
+        yield Problem(
+            "accelerator",
+            f"accelerator `{name}` is not in the hardware table",
+            f"{_nearest(name, list(ACCELERATORS))}; or give name, peak_flops, memory, memory_bandwidth",
+        )
+
+
+@rule("intra_node")
+def _intra_node_link(profile: ClusterProfile) -> Iterator[Problem]:
+    yield from _link("intra_node", profile.intra_node, inside_node=True)
+
+
+@rule("inter_node")
+def _inter_node_links(profile: ClusterProfile) -> Iterator[Problem]:
+    if profile.inter_node is not None:
+        yield from _link("inter_node.data", profile.inter_node.data, inside_node=False)
+        yield from _link("inter_node.control", profile.inter_node.control, inside_node=False)
+
+
+@rule("nodes", "inter_node")
+def _several_nodes_need_links(profile: ClusterProfile) -> Iterator[Problem]:
+    if profile.nodes > 1 and profile.inter_node is None:
+        yield Problem(
+            "inter_node",
+            f"nodes = {profile.nodes} needs inter_node links",
+            "e.g. `inter_node: {data: {kind: ib-hdr}, control: {kind: tcp}}`",
+        )
+
+
+@rule("nodes", "spares")
+def _spares_leave_a_node(profile: ClusterProfile) -> Iterator[Problem]:
+    if profile.spares >= profile.nodes:
+        yield Problem(
+            "spares",
+            f"spares = {profile.spares} leaves none of nodes = {profile.nodes} to train on",
+            f"at most {profile.nodes - 1}; spares are part of nodes",
+        )
+
+
+@rule("backend.kind", "storage.path")
+def _shared_storage_is_absolute(profile: ClusterProfile) -> Iterator[Problem]:
+    kind, path = profile.backend.kind, profile.storage.path
+    if not path:
+        yield Problem("storage.path", "storage.path is empty", "name the folder of run directories")
+    elif kind != "local" and not path.startswith("/"):
+        yield Problem(
+            "storage.path",
+            f"storage.path = `{path}` must be absolute with backend.kind = {kind}",
+            "every node must see the same folder",
+        )
+
+
+@rule("environment")
+def _environment_names(profile: ClusterProfile) -> Iterator[Problem]:
+    variables, passed = profile.environment.variables, profile.environment.pass_through
+    for section, names in (("variables", tuple(variables)), ("pass_through", passed)):
+        for name in names:
+            place = f"environment.{section}.{name}" if section == "variables" else f"environment.{section}"
+            if not _VARIABLE.fullmatch(name):
+                yield Problem(
+                    place, f"`{name}` is not a variable name", "letters, digits and `_`, no digit first"
+                )
+            elif name in TORCHRUN_VARIABLES or name.startswith("TORCHELASTIC_"):
+                yield Problem(place, f"`{name}` is set by torchrun for every rank", "remove it")
+    for name in variables:
+        if _SECRET.search(name.upper()):
+            yield Problem(
+                f"environment.variables.{name}",
+                f"`{name}` looks like a secret, and profiles are copied into run directories",
+                f"set it in your shell and name it in environment.pass_through: [{name}]",
+            )
+        if "\x00" in variables[name]:
+            yield Problem(f"environment.variables.{name}", f"the value of `{name}` holds a NUL character")
+
+
+def _link(place: str, link: LinkConfig, *, inside_node: bool) -> Iterator[Problem]:
+    """A link is in the table, or complete in numbers."""
+    if link.kind in LINKS:
+        return
+    missing = [name for name in ("bandwidth", "latency") if getattr(link, name) is None]
+    if missing:
+        known = [name for name, entry in LINKS.items() if entry.inside_node == inside_node]
+        yield Problem(
+            f"{place}.kind",
+            f"{place}.kind `{link.kind}` is not in the link table",
+            f"{_nearest(link.kind, known)}; or give {' and '.join(missing)}",
+        )
+
+
+def _nearest(name: str, known: list[str]) -> str:
+    close = get_close_matches(name.lower(), known, n=1)
+    suggestion = f"did you mean `{close[0]}`? " if close else ""
+    return f"{suggestion}known: {', '.join(known)}"
+
+
+CLUSTER_RULES: tuple[Rule[ClusterProfile], ...] = (
+    _known_accelerator,
+    _intra_node_link,
+    _inter_node_links,
+    _several_nodes_need_links,
+    _spares_leave_a_node,
+    _shared_storage_is_absolute,
+    _environment_names,
+)

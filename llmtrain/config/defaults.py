@@ -1,0 +1,59 @@
+"""Fill in what a recipe leaves to its model family; pure, and idempotent."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from math import ceil
+
+from llmtrain.config.recipe import ModelConfig, Recipe, RopeConfig
+
+FFN_MULTIPLE = 256
+"""A gated feed-forward width is rounded up to this, as the Llama family does."""
+
+
+def complete_recipe(recipe: Recipe) -> Recipe:
+    """The recipe with every default filled in; `train.steps` is set and `train.tokens` is None."""
+    return replace(
+        recipe,
+        model=complete_model(recipe.model),
+        learning_rate=replace(
+            recipe.learning_rate,
+            final=recipe.learning_rate.peak / 10
+            if recipe.learning_rate.final is None
+            else recipe.learning_rate.final,
+        ),
+        train=replace(recipe.train, steps=training_steps(recipe), tokens=None),
+    )
+
+
+def complete_model(model: ModelConfig) -> ModelConfig:
+    """The model without None, but for `experts*` of dense models and `rope` of models with learned positions."""
+    gpt = model.kind == "gpt"
+    bias = gpt if model.bias is None else model.bias
+    return replace(
+        model,
+        kv_heads=model.kv_heads or model.heads,
+        head_dim=model.head_dim or model.hidden // model.heads,
+        ffn_hidden=model.ffn_hidden or default_ffn_hidden(model),
+        norm=model.norm or ("layernorm" if gpt else "rmsnorm"),
+        activation=model.activation or ("gelu" if gpt else "swiglu"),
+        bias=bias,
+        qkv_bias=bias if model.qkv_bias is None else model.qkv_bias,
+        rope=model.rope if gpt else model.rope or RopeConfig(),
+        tie_embeddings=gpt if model.tie_embeddings is None else model.tie_embeddings,
+    )
+
+
+def default_ffn_hidden(model: ModelConfig) -> int:
+    """4 x hidden for gpt; 8/3 x hidden, rounded up, for the gated families: the same number of parameters."""
+    if model.kind == "gpt":
+        return 4 * model.hidden
+    return -(-8 * model.hidden // (3 * FFN_MULTIPLE)) * FFN_MULTIPLE
+
+
+def training_steps(recipe: Recipe) -> int:
+    """Optimizer steps; tokens are rounded up to whole steps."""
+    if recipe.train.steps is not None:
+        return recipe.train.steps
+    tokens_per_step = recipe.batch.global_size * recipe.model.sequence
+    return ceil((recipe.train.tokens or 0) / tokens_per_step)

@@ -1,0 +1,125 @@
+"""Recipes and cluster profiles from files: nodes, overrides, types, rules; every problem with the place of its cause."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Generic, TypeVar
+
+from llmtrain.config.build import Builder
+from llmtrain.config.cluster import ClusterProfile
+from llmtrain.config.cluster_rules import CLUSTER_RULES
+from llmtrain.config.document import read_table
+from llmtrain.config.huggingface import expand_from
+from llmtrain.config.nodes import Node, Table
+from llmtrain.config.nodes import Path as KeyPath
+from llmtrain.config.override import Override, apply_overrides, parse_overrides
+from llmtrain.config.recipe import Recipe
+from llmtrain.config.recipe_rules import RECIPE_RULES
+from llmtrain.config.rules import Rule, broken
+from llmtrain.errors import ConfigError, LlmtrainError, Problem
+from llmtrain.resources import Kind, find
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded(Generic[T]):
+    """What a file became. `value` may hold unusable fields (`bad`); it is None when there was nothing to build from."""
+
+    value: T | None
+    problems: list[Problem] = field(default_factory=list)
+    bad: frozenset[KeyPath] = frozenset()
+    root: Table = field(default_factory=lambda: Table({}, {}, ""))
+
+    def where(self, dotted: str) -> str:
+        """Place of a field; of the nearest section around it when the field is not written."""
+        node: Node = self.root
+        place = self.root.where
+        for key in dotted.split(".") if dotted else ():
+            if not isinstance(node, Table) or key not in node.entries:
+                break
+            place, node = node.keys[key], node.entries[key]
+        return place
+
+
+def load_recipe(reference: str, overrides: Sequence[str] = ()) -> Recipe:
+    """Recipe of a shipped name or a path; raises ConfigError with all problems."""
+    parsed, problems = parse_overrides(overrides)
+    return usable(read_recipe(reference, parsed), problems)
+
+
+def load_profile(reference: str, overrides: Sequence[str] = ()) -> ClusterProfile:
+    """Cluster profile of a shipped name or a path; raises ConfigError with all problems. Overrides have no `cluster.`."""
+    parsed, problems = parse_overrides(overrides)
+    return usable(read_profile(reference, parsed), problems)
+
+
+def read_recipe(reference: str, overrides: Sequence[Override] = ()) -> Loaded[Recipe]:
+    """Recipe with its problems; raises nothing."""
+    return _read("recipes", reference, overrides, Recipe, RECIPE_RULES)
+
+
+def read_profile(reference: str, overrides: Sequence[Override] = ()) -> Loaded[ClusterProfile]:
+    """Cluster profile with its problems; raises nothing."""
+    return _read("cluster_profiles", reference, overrides, ClusterProfile, CLUSTER_RULES)
+
+
+def usable(loaded: Loaded[T], problems: Sequence[Problem] = ()) -> T:
+    """The value; raises ConfigError when anything is wrong."""
+    found = [*problems, *loaded.problems]
+    if found or loaded.value is None:
+        raise ConfigError(found)
+    return loaded.value
+
+
+def located(problems: Sequence[Problem], loaded: Loaded[T]) -> list[Problem]:
+    """Problems of rules with file and line instead of the dotted path."""
+    return [replace(problem, where=loaded.where(problem.where)) for problem in problems]
+
+
+def _read(
+    kind: Kind, reference: str, overrides: Sequence[Override], cls: type[T], rules: Sequence[Rule[T]]
+) -> Loaded[T]:
+    try:
+        path = find(kind, reference)
+    except LlmtrainError as error:
+        return Loaded(None, list(error.problems))
+    return _checked(path, *read_table(kind, path), overrides, cls, rules)
+
+
+def _checked(
+    path: Path,
+    table: Table | None,
+    problems: list[Problem],
+    overrides: Sequence[Override],
+    cls: type[T],
+    rules: Sequence[Rule[T]],
+) -> Loaded[T]:
+    if table is None:
+        return Loaded(None, problems)
+    table = apply_overrides(table, overrides)
+    model = table.entries.get("model")
+    unexpanded: set[KeyPath] = set()
+    if cls is Recipe and isinstance(model, Table):
+        expanded, wrong = expand_from(model)
+        problems = [*problems, *wrong]
+        table = Table({**table.entries, "model": expanded}, table.keys, table.where)
+        unexpanded = {("model",)} if wrong else set()
+    builder = Builder()
+    value: T = builder.section(cls, table)
+    bad = frozenset(builder.bad | unexpanded)
+    built = [
+        entry for entry in builder.problems if not (unexpanded and "missing key `model." in entry.message)
+    ]
+    loaded = Loaded(value, [*problems, *built], bad, table)
+    loaded.problems.extend(located(broken(rules, value, bad), loaded))
+    loaded.problems.sort(key=_place)
+    return loaded
+
+
+def _place(problem: Problem) -> tuple[bool, int]:
+    """Order of problems: those of the file by line, then those of overrides."""
+    line = problem.where.rpartition(":")[2]
+    return problem.where.startswith("--set"), int(line) if line.isdecimal() and line.isascii() else 0
