@@ -18,17 +18,19 @@ CHUNK = 1 << 18
 class EventTail:
     """Reads what was appended to one file since the last `poll`; the file need not exist yet.
 
-    A last line without its newline is kept back until the rest arrives. `skipped` counts unusable lines. A
-    file that became shorter was replaced: it is read again from its start.
+    With `start` (bytes) only whole lines that begin after that place are read. A last line without its
+    newline is kept back until the rest arrives. `skipped` counts unusable lines. A file that became shorter
+    was replaced: it is read again from its start.
     """
 
-    def __init__(self, path: Path, *, tail_bytes: int | None = None) -> None:
+    def __init__(self, path: Path, *, start: int = 0) -> None:
         self.path = path
         self.skipped = 0
-        self._offset = 0
+        self._offset = start
         self._partial = b""
-        self._in_long_line = False
-        self._tail_bytes = tail_bytes
+        # What stands at `start` is most likely the end of a line: treat it as the rest of a line that is
+        # too long.
+        self._in_long_line = start > 0
 
     def poll(self, max_bytes: int | None = None) -> list[Event]:
         """Events of the whole lines that were appended; reads at most `max_bytes` of the file (default:
@@ -43,7 +45,8 @@ class EventTail:
             return
         with file:
             size = os.fstat(file.fileno()).st_size
-            self._start(size)
+            if size < self._offset:
+                self._offset, self._partial, self._in_long_line = 0, b"", False
             end = size if max_bytes is None else min(size, self._offset + max_bytes)
             file.seek(self._offset)
             while self._offset < end:
@@ -52,15 +55,6 @@ class EventTail:
                     break
                 self._offset += len(chunk)
                 yield from self._decode(chunk)
-
-    def _start(self, size: int) -> None:
-        if size < self._offset:
-            self._offset, self._partial, self._in_long_line = 0, b"", False
-        if self._tail_bytes is not None and self._offset == 0 and size > self._tail_bytes:
-            # The first piece is most likely the end of a line: treat it as the rest of a line that is too
-            # long.
-            self._offset, self._in_long_line = size - self._tail_bytes, True
-        self._tail_bytes = None
 
     def _decode(self, chunk: bytes) -> Iterator[Event]:
         *lines, rest = (self._partial + chunk).split(b"\n")
@@ -85,11 +79,41 @@ def read_events(path: Path, *, tail_bytes: int | None = None) -> Iterator[Event]
     With `tail_bytes` only about so much of the end is read. A whole last line counts even without its
     newline.
     """
-    tail = EventTail(path, tail_bytes=tail_bytes)
+    tail = EventTail(path, start=0 if tail_bytes is None else max(0, size_of(path) - tail_bytes))
     yield from tail.events()
     last = decode_line(tail._partial) if not tail._in_long_line else None
     if last is not None:
         yield last
+
+
+def size_of(path: Path) -> int:
+    """Size of a file in bytes; 0 when there is none."""
+    try:
+        return path.stat().st_size
+    except OSError:
+        return 0
+
+
+def sample_events(
+    path: Path, *, end: int, windows: int, window_bytes: int = 2048, kinds: Sequence[str]
+) -> list[Event]:
+    """Evenly spread events of a big file: of each kind the first one in each of `windows` windows before
+    byte `end`.
+
+    Reads windows x window_bytes, however big the file is; the cost of a view does not grow with the run.
+    """
+    found: list[Event] = []
+    marks = [f'"kind":"{kind}"'.encode() for kind in kinds]
+    try:
+        with path.open("rb") as file:
+            for index in range(windows):
+                file.seek(index * end // windows)
+                lines = file.read(window_bytes).split(b"\n")[0 if index == 0 else 1 : -1]
+                firsts = (next((line for line in lines if mark in line), b"") for mark in marks)
+                found += [event for line in firsts if (event := decode_line(line)) is not None]
+    except OSError:
+        return found
+    return found
 
 
 def merge(streams: Iterable[Iterable[Event]]) -> Iterator[Event]:
@@ -107,12 +131,15 @@ def _keyed(stream: Iterable[Event], index: int) -> Iterator[tuple[float, int, in
 
 
 class FolderTail:
-    """Follows all files that `list_files` names, also those that appear later."""
+    """Follows all files that `list_files` names, also those that appear later, each from its start."""
 
-    def __init__(self, list_files: Callable[[], Sequence[Path]], *, tail_bytes: int | None = None) -> None:
+    def __init__(self, list_files: Callable[[], Sequence[Path]]) -> None:
         self._list_files = list_files
-        self._tail_bytes = tail_bytes
         self._tails: dict[Path, EventTail] = {}
+
+    def start_at(self, path: Path, offset: int) -> None:
+        """Follow one file from a byte offset on instead."""
+        self._tails[path] = EventTail(path, start=offset)
 
     @property
     def skipped(self) -> int:
@@ -124,5 +151,5 @@ class FolderTail:
         files = self._list_files()
         for path in files:
             if path not in self._tails:
-                self._tails[path] = EventTail(path, tail_bytes=self._tail_bytes)
+                self._tails[path] = EventTail(path)
         return list(merge([self._tails[path].poll() for path in files]))

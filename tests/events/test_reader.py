@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from llmtrain.events.event import LINE_LIMIT, encode_line
-from llmtrain.events.reader import EventTail, FolderTail, merge, read_events
+from llmtrain.events.reader import EventTail, FolderTail, merge, read_events, sample_events
 from llmtrain.events.schema import Notice
 from tests.support.sample_events import START, event
 
@@ -85,10 +85,22 @@ def test_tail_bytes_reads_only_the_end(tmp_path) -> None:
     found = texts(read_events(path, tail_bytes=10 * one))
     assert found == [str(index) for index in range(10_000 - len(found), 10_000)]
     assert 8 <= len(found) <= 10
-    tail = EventTail(path, tail_bytes=10 * one)
+    tail = EventTail(path, start=path.stat().st_size - 10 * one)
     assert texts(tail.poll()) == found
     append(path, line("more"))
     assert texts(tail.poll()) == ["more"]
+
+
+def test_samples_are_spread_over_a_big_file_and_cost_the_same(tmp_path) -> None:
+    path = tmp_path / "rank.jsonl"
+    append(path, b"".join(line(str(index)) for index in range(10_000)))
+    end = path.stat().st_size
+    found = sample_events(path, end=end, windows=100, kinds=["notice", "step_finished"])
+    numbers = [int(text) for text in texts(found)]
+    assert len(numbers) == 100 and numbers == sorted(numbers)
+    assert max(after - before for before, after in itertools.pairwise(numbers)) < 130
+    assert sample_events(path, end=end, windows=10, kinds=["step_finished"]) == []
+    assert sample_events(tmp_path / "none", end=5, windows=10, kinds=["notice"]) == []
 
 
 def test_whole_last_line_without_newline_is_read(tmp_path) -> None:
