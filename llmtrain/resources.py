@@ -1,7 +1,7 @@
 """Files that ship with llmtrain: recipes, cluster profiles, templates; and how a reference becomes a file.
 
-A reference with a path separator or a `.yaml` suffix is a path. Anything else is the name of a shipped file, so that a folder of
-the same name in the working directory never gets in the way.
+A reference with a path separator or a `.yaml` suffix is a path. Anything else is the name of a shipped file,
+so that a folder of the same name in the working directory never gets in the way.
 """
 
 from __future__ import annotations
@@ -20,7 +20,10 @@ _SUFFIXES = (".yaml", ".yml")
 
 
 def shipped_folder(kind: Kind) -> Path:
-    """Folder of shipped files: inside the wheel `llmtrain/_data/<kind>`, in a checkout `<kind>` beside the package."""
+    """Folder of shipped files.
+
+    Inside the wheel `llmtrain/_data/<kind>`, in a checkout `<kind>` beside the package.
+    """
     inside = _PACKAGE / "_data" / kind
     return inside if inside.is_dir() else _PACKAGE.parent / kind
 
@@ -32,7 +35,10 @@ def shipped(kind: Kind) -> list[Path]:
 
 
 def find(kind: Kind, reference: str) -> Path:
-    """File that a reference means; raises ConfigError when a name is not shipped. A path is returned unchecked."""
+    """File that a reference means; raises ConfigError when a name is not shipped.
+
+    A path is returned unchecked.
+    """
     if kind == "templates":
         return _find_template(reference)
     if "/" in reference or reference.endswith(_SUFFIXES):

@@ -1,7 +1,8 @@
 """Quantities as people write them: bytes, bandwidths, durations, counts, FLOP/s; parse and print.
 
-A parser takes text or a plain number in the base unit (bytes, bytes/s, seconds, units, FLOP/s) and raises ValueError with a
-sentence for people. `B` is a byte and `b` a bit, always; `k M G T P` are powers of 1000 and `Ki Mi Gi Ti Pi` of 1024.
+A parser takes text or a plain number in the base unit (bytes, bytes/s, seconds, units, FLOP/s) and raises
+ValueError with a sentence for people. `B` is a byte and `b` a bit, always; `k M G T P` are powers of 1000 and
+`Ki Mi Gi Ti Pi` of 1024.
 """
 
 from __future__ import annotations
@@ -66,7 +67,10 @@ def parse_bandwidth(value: Quantity) -> float:
 
 
 def parse_duration(value: Quantity) -> float:
-    """Seconds of `30m`, `1h 30m`, `5us`, the clock forms `24:00:00` and `1-12:00:00`, or a plain number; raises ValueError."""
+    """Seconds of `30m`, `1h 30m`, `5us`, the clock forms `24:00:00` and `1-12:00:00`, or a plain number.
+
+    Raises ValueError.
+    """
     expected = "a duration such as `90s`, `30m`, `1h 30m` or `24:00:00`"
     if not isinstance(value, str):
         return _plain(value, expected)

@@ -44,6 +44,8 @@ class Builder:
 
     problems: list[Problem] = field(default_factory=list)
     bad: set[Path] = field(default_factory=set)
+    unread: frozenset[Path] = frozenset()
+    """Sections whose source could not be read; what they lack is no problem of its own."""
     finite: bool = True
     """Refuse infinities and NaN; JSON of results may hold them."""
 
@@ -115,12 +117,17 @@ class Builder:
 
     def _missing(self, spec: FieldSpec, table: Table, path: Path) -> None:
         self.bad.add(path)
+        if path[:-1] in self.unread:
+            return
         self.problems.append(
             Problem(table.where, f"missing key `{dotted(path)}`", f"it must be {describe(spec.type)}")
         )
 
     def _union(self, kind: UnionType, node: Node, path: Path) -> Any:
-        """The member that fits the node's shape; a scalar goes to the choice that has it, else to the type that can."""
+        """The member that fits the node's shape.
+
+        A scalar goes to the choice that has it, else to the type that can.
+        """
         if isinstance(node, Scalar) and node.value is not None:
             fitting = [member for member in kind.members if _accepts(member, node)]
         else:

@@ -1,5 +1,6 @@
-"""The cluster profile: where to train. Bandwidths in bytes/s, latencies and durations in seconds, memory in bytes.
+"""The cluster profile: where to train.
 
+Bandwidths in bytes/s, latencies and durations in seconds, memory in bytes.
 In YAML these take units: `400 Gb/s`, `50 GB/s`, `5us`, `80 GB`, `30m`.
 """
 
@@ -45,7 +46,10 @@ class LinkConfig:
     kind: str
     """Name in the link table (`nvlink3`, `ib-hdr`, `tcp`, `shared-memory`) or a free name with numbers."""
     bandwidth: Bandwidth | None = None
-    """Bytes/s per accelerator (intra-node) or per node (inter-node), one direction; default: from the table."""
+    """Bytes/s per accelerator (intra-node) or per node (inter-node), one direction.
+
+    Default: from the table.
+    """
     latency: Duration | None = None
     """Seconds per message; default: from the table."""
 
@@ -65,7 +69,10 @@ class StorageConfig:
     """The file system that run directories lie on."""
 
     path: str = "runs"
-    """Folder of run directories; relative to the working directory on `local`, absolute and shared elsewhere."""
+    """Folder of run directories.
+
+    Relative to the working directory on `local`, absolute and shared elsewhere.
+    """
     bandwidth: Bandwidth
     """Aggregate write bandwidth, bytes/s."""
 
@@ -115,7 +122,10 @@ class SoftwareConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CalibrationConfig:
-    """Constants measured on this cluster by `llmtrain profiles calibrate`; None: the hardware table's value."""
+    """Constants measured on this cluster by `llmtrain profiles calibrate`.
+
+    None: the value of the hardware table.
+    """
 
     gemm: PositiveFloat | None = None
     """Share of the matrix peak that a large GEMM sustains."""

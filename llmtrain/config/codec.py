@@ -1,4 +1,4 @@
-"""Frozen dataclasses to JSON and back: strict, typed by the same annotations as the YAML; and the digest of a value."""
+"""Frozen dataclasses to JSON and back: strict, typed by the annotations that the YAML uses too."""
 
 from __future__ import annotations
 
@@ -27,7 +27,10 @@ def to_json(value: Any) -> dict[str, Any]:
 
 
 def from_json(cls: type[T], mapping: Mapping[str, Any], where: str = "") -> T:
-    """Dataclass of a JSON object; raises ConfigError with every unknown, missing or wrong key. `where` names the source."""
+    """Dataclass of a JSON object; raises ConfigError with every unknown, missing or wrong key.
+
+    `where` names the source.
+    """
     try:
         table = from_plain(mapping, where)
     except TypeError as error:
@@ -42,7 +45,10 @@ def from_json(cls: type[T], mapping: Mapping[str, Any], where: str = "") -> T:
 
 
 def canonical_json(value: Any) -> str:
-    """The one text of a JSON value: sorted keys, no spaces, ASCII. Raises ValueError for infinities and NaN."""
+    """The one text of a JSON value: sorted keys, no spaces, ASCII.
+
+    Raises ValueError for infinities and NaN.
+    """
     return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False)
 
 

@@ -27,7 +27,7 @@ def complete_recipe(recipe: Recipe) -> Recipe:
 
 
 def complete_model(model: ModelConfig) -> ModelConfig:
-    """The model without None, but for `experts*` of dense models and `rope` of models with learned positions."""
+    """The model without None, but for `experts*` (dense models) and `rope` (learned positions)."""
     gpt = model.kind == "gpt"
     bias = gpt if model.bias is None else model.bias
     return replace(

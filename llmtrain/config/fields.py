@@ -1,4 +1,7 @@
-"""What a field may hold beyond its Python type: unit, bounds, pattern. Attached with `Annotated`, read by `schema.py`."""
+"""What a field may hold beyond its Python type: unit, bounds, pattern.
+
+Attached with `Annotated`, read by `schema.py`.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +44,7 @@ class Pattern:
 
 @dataclass(frozen=True, slots=True)
 class Verbatim:
-    """Text is taken as it is written, whatever YAML would make of it (`OMP_NUM_THREADS: 1` is the text `1`)."""
+    """Text is taken as it is written: `OMP_NUM_THREADS: 1` is the text `1`."""
 
 
 @dataclass(frozen=True, slots=True)

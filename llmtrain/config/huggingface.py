@@ -1,7 +1,7 @@
 """`model: {from: config.json}`: the shape of a Hugging Face model folder in the recipe's own keys.
 
-Key names are those of the transformers library's `LlamaConfig`, `MistralConfig`, `Qwen2Config`, `Qwen3Config`, `GPT2Config` and
-`MixtralConfig`.
+Key names are those of the transformers library's `LlamaConfig`, `MistralConfig`, `Qwen2Config`,
+`Qwen3Config`, `GPT2Config` and `MixtralConfig`.
 """
 
 from __future__ import annotations

@@ -20,8 +20,11 @@ from llmtrain.errors import ConfigError, Problem
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobSpec:
-    """What to train and where. `recipe.model` has no None left but `experts*` and `rope` (None: learned positions);
-    `recipe.train.steps` is set; `parallel` and `batch.micro` may still hold "auto", which the plan decides."""
+    """What to train and where.
+
+    `recipe.model` has no None left but `experts*` and `rope` (None: learned positions); `recipe.train.steps`
+    is set; `parallel` and `batch.micro` may still hold "auto", which the plan decides.
+    """
 
     recipe: Recipe
     """What to train."""
@@ -32,7 +35,10 @@ class JobSpec:
 
 
 def resolve(recipe_ref: str, cluster_ref: str, overrides: Sequence[str] = ()) -> JobSpec:
-    """Job spec of a recipe and a profile (shipped names or paths) with `--set` texts; raises ConfigError with all problems."""
+    """Job spec of a recipe and a profile (shipped names or paths) with `--set` texts.
+
+    Raises ConfigError with all problems.
+    """
     parsed, problems = parse_overrides(overrides)
     for_recipe, for_cluster = split_overrides(parsed)
     recipe = read_recipe(recipe_ref, for_recipe)

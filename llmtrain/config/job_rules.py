@@ -1,4 +1,7 @@
-"""What must hold between a recipe and a cluster profile. Paths of the profile start with `cluster.`, as in `--set`."""
+"""What must hold between a recipe and a cluster profile.
+
+Paths of the profile start with `cluster.`, as in `--set`.
+"""
 
 from __future__ import annotations
 

@@ -13,7 +13,10 @@ Recompute = Literal["none", "selective", "full"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layout:
-    """One way to lay a model over ranks. Accumulation follows: micro_batches(replica) x micro_batch sums to the global batch."""
+    """One way to lay a model over ranks.
+
+    Accumulation follows: micro_batches(replica) x micro_batch sums to the global batch.
+    """
 
     dp: int = 1
     tp: int = 1
@@ -51,5 +54,8 @@ class Layout:
         return tuple(share + (1 if replica < extra else 0) for replica in range(self.dp))
 
     def first_sample(self, replica: int, global_batch: int) -> int:
-        """Offset of a replica's first sequence inside the global batch; samples are consecutive per replica."""
+        """Offset of a replica's first sequence inside the global batch.
+
+        Samples are consecutive per replica.
+        """
         return self.micro_batch * sum(self.micro_batches(global_batch)[:replica])

@@ -1,10 +1,9 @@
-"""Recipes and cluster profiles from files: nodes, overrides, types, rules; every problem with the place of its cause."""
+"""Recipes and cluster profiles from files: nodes, overrides, types, rules, and the place of each problem."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Generic, TypeVar
 
 from llmtrain.config.build import Builder
@@ -26,7 +25,10 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Loaded(Generic[T]):
-    """What a file became. `value` may hold unusable fields (`bad`); it is None when there was nothing to build from."""
+    """What a file became. `value` may hold unusable fields (`bad`).
+
+    It is None when there was nothing to build from.
+    """
 
     value: T | None
     problems: list[Problem] = field(default_factory=list)
@@ -51,19 +53,34 @@ def load_recipe(reference: str, overrides: Sequence[str] = ()) -> Recipe:
 
 
 def load_profile(reference: str, overrides: Sequence[str] = ()) -> ClusterProfile:
-    """Cluster profile of a shipped name or a path; raises ConfigError with all problems. Overrides have no `cluster.`."""
+    """Cluster profile of a shipped name or a path; raises ConfigError with all problems.
+
+    Overrides have no `cluster.`.
+    """
     parsed, problems = parse_overrides(overrides)
     return usable(read_profile(reference, parsed), problems)
 
 
 def read_recipe(reference: str, overrides: Sequence[Override] = ()) -> Loaded[Recipe]:
     """Recipe with its problems; raises nothing."""
-    return _read("recipes", reference, overrides, Recipe, RECIPE_RULES)
+    table, problems = _table("recipes", reference, overrides)
+    if table is None:
+        return Loaded(None, problems)
+    model = table.entries.get("model")
+    wrong: list[Problem] = []
+    if isinstance(model, Table):
+        expanded, wrong = expand_from(model)
+        table = Table({**table.entries, "model": expanded}, table.keys, table.where)
+    unread = frozenset({("model",)}) if wrong else frozenset()
+    return _checked(table, Recipe, RECIPE_RULES, Builder([*problems, *wrong], set(unread), unread=unread))
 
 
 def read_profile(reference: str, overrides: Sequence[Override] = ()) -> Loaded[ClusterProfile]:
     """Cluster profile with its problems; raises nothing."""
-    return _read("cluster_profiles", reference, overrides, ClusterProfile, CLUSTER_RULES)
+    table, problems = _table("cluster_profiles", reference, overrides)
+    if table is None:
+        return Loaded(None, problems)
+    return _checked(table, ClusterProfile, CLUSTER_RULES, Builder(problems))
 
 
 def usable(loaded: Loaded[T], problems: Sequence[Problem] = ()) -> T:
@@ -79,42 +96,21 @@ def located(problems: Sequence[Problem], loaded: Loaded[T]) -> list[Problem]:
     return [replace(problem, where=loaded.where(problem.where)) for problem in problems]
 
 
-def _read(
-    kind: Kind, reference: str, overrides: Sequence[Override], cls: type[T], rules: Sequence[Rule[T]]
-) -> Loaded[T]:
+def _table(kind: Kind, reference: str, overrides: Sequence[Override]) -> tuple[Table | None, list[Problem]]:
+    """What a file holds, with the overrides in place."""
     try:
         path = find(kind, reference)
     except LlmtrainError as error:
-        return Loaded(None, list(error.problems))
-    return _checked(path, *read_table(kind, path), overrides, cls, rules)
+        return None, list(error.problems)
+    table, problems = read_table(kind, path)
+    return None if table is None else apply_overrides(table, overrides), problems
 
 
-def _checked(
-    path: Path,
-    table: Table | None,
-    problems: list[Problem],
-    overrides: Sequence[Override],
-    cls: type[T],
-    rules: Sequence[Rule[T]],
-) -> Loaded[T]:
-    if table is None:
-        return Loaded(None, problems)
-    table = apply_overrides(table, overrides)
-    model = table.entries.get("model")
-    unexpanded: set[KeyPath] = set()
-    if cls is Recipe and isinstance(model, Table):
-        expanded, wrong = expand_from(model)
-        problems = [*problems, *wrong]
-        table = Table({**table.entries, "model": expanded}, table.keys, table.where)
-        unexpanded = {("model",)} if wrong else set()
-    builder = Builder()
+def _checked(table: Table, cls: type[T], rules: Sequence[Rule[T]], builder: Builder) -> Loaded[T]:
+    """Dataclass of a table with the problems of its fields and of the rules."""
     value: T = builder.section(cls, table)
-    bad = frozenset(builder.bad | unexpanded)
-    built = [
-        entry for entry in builder.problems if not (unexpanded and "missing key `model." in entry.message)
-    ]
-    loaded = Loaded(value, [*problems, *built], bad, table)
-    loaded.problems.extend(located(broken(rules, value, bad), loaded))
+    loaded = Loaded(value, builder.problems, frozenset(builder.bad), table)
+    loaded.problems.extend(located(broken(rules, value, loaded.bad), loaded))
     loaded.problems.sort(key=_place)
     return loaded
 

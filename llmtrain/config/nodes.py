@@ -1,4 +1,4 @@
-"""A document as values that remember where they stand: what YAML, JSON, `--set` and a model folder all become."""
+"""A document as values that remember where they stand: what YAML, JSON and `--set` all become."""
 
 from __future__ import annotations
 
@@ -69,7 +69,10 @@ def to_plain(node: Node) -> Any:
 
 
 def replace_at(table: Table, path: Path, node: Node) -> Table:
-    """The table with `node` at `path`; tables on the way are made where they are missing or hold something else."""
+    """The table with `node` at `path`.
+
+    Tables on the way are made where they are missing or hold something else.
+    """
     key, rest = path[0], path[1:]
     if rest:
         below = table.entries.get(key)

@@ -1,4 +1,4 @@
-"""`--set a.b=c`: an override becomes a node at a path, so that it is typed and checked exactly like the file."""
+"""`--set a.b=c`: an override is a node at a path, typed and checked exactly like the file."""
 
 from __future__ import annotations
 

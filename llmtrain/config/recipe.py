@@ -1,7 +1,7 @@
 """The recipe: what to train, free of any cluster. Frozen dataclasses, one docstring a field.
 
-`None` and "auto" mean "decided by `resolve` or by the planner"; `config/job.py` fills them in. The YAML key of a field is
-its name, but for the ones in `YAML_NAMES` (Python keywords and clashes).
+`None` and "auto" mean "decided by `resolve` or by the planner"; `config/job.py` fills them in. The YAML key
+of a field is its name, but for the ones in `YAML_NAMES` (Python keywords and clashes).
 """
 
 from __future__ import annotations
@@ -64,7 +64,10 @@ class ModelConfig:
     head_dim: PositiveInt | None = None
     """Width of one head; default: hidden / heads."""
     ffn_hidden: PositiveInt | None = None
-    """Width inside the feed-forward block; default 4 x hidden (gpt), 8/3 x hidden rounded up to 256 (llama, moe)."""
+    """Width inside the feed-forward block.
+
+    Default 4 x hidden (gpt), 8/3 x hidden rounded up to 256 (llama, moe).
+    """
     vocab: PositiveInt = 256
     """Vocabulary size; 256 is the built-in byte tokenizer."""
     sequence: PositiveInt
@@ -98,8 +101,9 @@ class DataConfig:
     """Where tokens come from."""
 
     corpus: Annotated[str, RelativeTo(keywords=("python-stdlib",))] = "python-stdlib"
-    """`python-stdlib` (the standard library's own source files), a text or jsonl file, a folder, or a folder that
-    `llmtrain data prepare` wrote."""
+    """`python-stdlib` (the standard library's own source files), a text or jsonl file, a folder, or a folder
+    that `llmtrain data prepare` wrote.
+    """
     tokenizer: Annotated[str, RelativeTo(keywords=("bytes",))] = "bytes"
     """`bytes` or the path of a Hugging Face `tokenizer.json`."""
     validation_fraction: Fraction = 0.01
@@ -231,7 +235,7 @@ class FaultConfig:
     node_loss_budget: Fraction = 0.2
     """Share of the nodes at launch that may be lost before the run stops with exit code 93."""
     restarts_without_progress: PositiveInt = 3
-    """Restarts in a row without a newer checkpoint or a higher step, before the run stops with exit code 93."""
+    """Restarts in a row without a newer checkpoint or a higher step, before the run stops with exit 93."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -78,7 +78,8 @@ def _experts(recipe: Recipe) -> Iterator[Problem]:
     if model.experts and model.experts_per_token and model.experts_per_token > model.experts:
         yield Problem(
             "model.experts_per_token",
-            f"model.experts_per_token = {model.experts_per_token} is more than model.experts = {model.experts}",
+            f"model.experts_per_token = {model.experts_per_token} is more than "
+            f"model.experts = {model.experts}",
         )
 
 

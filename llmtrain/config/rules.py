@@ -1,6 +1,7 @@
-"""A rule: a small function over finished values that yields what is wrong, and the fields it needs to be right to ask.
+"""A rule: a small function that yields what is wrong, and the fields whose values it needs.
 
-`where` of a Problem made by a rule is the dotted path of the field (`model.heads`); the loader turns it into file and line.
+`where` of a Problem made by a rule is the dotted path of the field (`model.heads`); the loader turns it into
+file and line.
 """
 
 from __future__ import annotations

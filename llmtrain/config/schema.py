@@ -1,4 +1,4 @@
-"""What a frozen dataclass may hold, read from its annotations; the one description that the reader, `--set` and JSON share."""
+"""What a frozen dataclass may hold, read from its annotations; shared by YAML, `--set` and JSON."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_typ
 
 from llmtrain.config.fields import Bounds, Pattern, RelativeTo, Unit, Verbatim
 from llmtrain.config.recipe import YAML_NAMES
-
 
 NO_BOUNDS = Bounds()
 

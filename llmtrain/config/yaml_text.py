@@ -1,7 +1,7 @@
 """Strict YAML: text to nodes with line numbers, by the scalar rules of YAML 1.2 (core schema).
 
-PyYAML supplies the events; its own resolver follows YAML 1.1 (`no` is false, `3e-4` is text, `24:00:00` is 86400) and is not
-used. Tags, anchors, aliases, several documents and repeated keys are refused.
+PyYAML supplies the events; its own resolver follows YAML 1.1 (`no` is false, `3e-4` is text, `24:00:00` is
+86400) and is not used. Tags, anchors, aliases, several documents and repeated keys are refused.
 """
 
 from __future__ import annotations
@@ -65,8 +65,8 @@ def parse_document(
 ) -> tuple[Node | None, list[Problem]]:
     """Nodes of a text and what is wrong with it; None when nothing could be read.
 
-    `name` is the file in `file:line`; `fixed_where` replaces file and line altogether (for `--set`). `base` is the folder
-    that relative paths in the text start at.
+    `name` is the file in `file:line`; `fixed_where` replaces file and line altogether (for `--set`). `base`
+    is the folder that relative paths in the text start at.
     """
     builder = _Builder(name, base, fixed_where)
     try:

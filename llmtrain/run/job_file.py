@@ -1,4 +1,7 @@
-"""`job.json`: the one file that a rank reads besides torchrun's variables, and `attempts/<n>/attempt.json` beside it."""
+"""`job.json`.
+
+The one file that a rank reads besides torchrun's variables, and `attempts/<n>/attempt.json` beside it.
+"""
 
 from __future__ import annotations
 
@@ -39,8 +42,11 @@ class AttemptFile:
     nodes: tuple[str, ...]
     """Host names, in node-rank order."""
     restore: Literal["fresh", "newest"]
-    """`fresh`: the run has no history, start from the seed. `newest`: load the newest valid checkpoint; when the run never
-    committed one, the ranks start from the seed again and say so; a run that has committed one never starts fresh."""
+    """`fresh`: the run has no history, start from the seed.
+
+    `newest`: load the newest valid checkpoint; when the run never committed one, the ranks start from the
+    seed again and say so; a run that has committed one never starts fresh.
+    """
 
 
 def write_job_file(path: Path, job: JobFile) -> None:
