@@ -116,6 +116,8 @@ class SoftwareConfig:
     """Whether gradients are reduced (and ZeRO weights gathered) while the backward pass still runs."""
     overlap_pipeline: bool = False
     """Whether stage-to-stage transfers run beside compute."""
+    pipeline_scatter: bool = False
+    """Whether tensor-parallel ranks each send their share of a stage's output, which the receivers gather."""
     overlap_tensor: Share = 0.0
     """Share of tensor-parallel traffic that runs beside GEMMs, 0..1."""
 
