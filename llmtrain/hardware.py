@@ -8,6 +8,7 @@ public measurements (machine-learning engineering MAMF tables, NCCL bus bandwidt
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 GB = 1e9
 
@@ -40,8 +41,8 @@ class Accelerator:
     """The same for FP8."""
     memory_efficiency: float = 0.85
     """Share of `memory_bandwidth` that streaming kernels reach."""
-    attention_ceiling: tuple[float, float] = (0.62, 0.55)
-    """Share of the peak that fused attention reaches on causal FLOPs, forward and backward, long sequences."""
+    attention: tuple[float, float, float] = (0.42, 0.58, 0.60)
+    """Share of the peak that long causal attention reaches forward, FLOPs of half the square: flash1, flash2, flash3."""
     launch_gap: float = 3e-6
     """Seconds from the end of one kernel to the start of the next."""
     context: float = 2.5 * GB
@@ -76,10 +77,8 @@ class Link:
     """Whether it connects accelerators of one node."""
 
 
-def _gpu(name: str, title: str, **figures: float) -> Accelerator:
-    values: dict[str, float] = dict(figures)
-    units = int(values.pop("multiprocessors"))
-    return Accelerator(name=name, title=title, multiprocessors=units, **values)
+def _gpu(name: str, title: str, **figures: Any) -> Accelerator:
+    return Accelerator(name=name, title=title, **figures)
 
 
 _AMPERE = {"bf16_flops": 312e12, "tf32_flops": 156e12, "fp32_flops": 19.5e12, "multiprocessors": 108}
@@ -91,8 +90,15 @@ _HOPPER = {
     "multiprocessors": 132,
     "gemm_ceiling": 0.72,
     "fp8_ceiling": 0.62,
+    "attention": (0.24, 0.36, 0.60),
 }
-_BLACKWELL = {"fp32_flops": 80e12, "multiprocessors": 148, "gemm_ceiling": 0.75, "fp8_ceiling": 0.70}
+_BLACKWELL = {
+    "fp32_flops": 80e12,
+    "multiprocessors": 148,
+    "gemm_ceiling": 0.52,
+    "fp8_ceiling": 0.48,
+    "attention": (0.15, 0.22, 0.50),
+}
 
 ACCELERATORS: dict[str, Accelerator] = {
     entry.name: entry
@@ -149,6 +155,13 @@ ACCELERATORS: dict[str, Accelerator] = {
             gemm_ceiling=0.82,
         ),
         _gpu("h100-sxm", "H100-SXM5-80GB", **_HOPPER, memory=80 * GB, memory_bandwidth=3352e9),
+        _gpu(
+            "h100-96g-hbm2e",
+            "H100-SXM5-96GB (HBM2e, 500 W)",
+            **(_HOPPER | {"gemm_ceiling": 0.60, "fp8_ceiling": 0.52}),
+            memory=96 * GB,
+            memory_bandwidth=2400e9,
+        ),
         _gpu("h200-sxm", "H200-SXM5-141GB", **_HOPPER, memory=141 * GB, memory_bandwidth=4800e9),
         _gpu(
             "b200",

@@ -17,6 +17,10 @@ _FILL = 147.0
 """Steps along K that a tile spends on filling its pipeline and on writing its result."""
 _SMALL_TILE_LOSS = 0.5
 """Share of the ceiling that a vanishing tile would lose against the largest one."""
+_BACKWARD_SHARE = 0.84
+"""Rate of the backward attention kernel against the forward one."""
+_SHORT_KEYS = 512.0
+"""Keys at which a fused attention kernel reaches half of its rate."""
 _QUERY_BLOCK = 128
 """Query rows that one thread block of a fused attention kernel owns."""
 
@@ -36,6 +40,9 @@ class Kernels:
         self._gap = machine.launch_gap
         self._bandwidth = machine.memory_bandwidth
         self._fp8_ceiling = accelerator.fp8_ceiling * machine.gemm / accelerator.gemm_ceiling
+        kernels = ("flash1", "flash2", "flash3")
+        fused = machine.software.attention
+        self._attention_share = accelerator.attention[kernels.index(fused)] if fused in kernels else 0.0
         self._remembered: dict[tuple[int, int, int, bool, bool], float] = {}
 
     def stream(self, moved: float, kernels: float = 1.0) -> float:
@@ -90,15 +97,15 @@ class Kernels:
     ) -> tuple[float, float]:
         """Seconds forward and backward of fused causal attention of `rows` queries over `keys` keys on this rank."""
         flops = 2.0 * batch * heads * rows * keys * width  # two products, half of the square
-        forward_share, backward_share = self._machine.accelerator.attention_ceiling
+        share = self._attention_share
         blocks = batch * heads * ceil(rows / _QUERY_BLOCK)
         waves = blocks / self._units
         filled = waves / ceil(waves) if waves < 8 else 1.0
         narrow = min(1.0, 0.55 + 0.45 * width / 128)
-        speed = self._plain_peak * filled * narrow * (keys / (keys + 512.0))
+        speed = self._plain_peak * filled * narrow * (keys / (keys + _SHORT_KEYS))
         return (
-            flops / (speed * forward_share) + self._gap,
-            2.5 * flops / (speed * backward_share) + 3 * self._gap,
+            flops / (speed * share) + self._gap,
+            2.5 * flops / (speed * share * _BACKWARD_SHARE) + 3 * self._gap,
         )
 
     def scores(self, heads: float, rows: float, keys: float, width: int, batch: int) -> tuple[float, float]:

@@ -11,6 +11,14 @@ from llmtrain.plan.machine import Machine
 from llmtrain.plan.workload import Workload
 
 
+_EAGER_NORM = 8.0
+"""Extra passes over the hidden state of an RMSNorm written in single operations (a fifth of that for LayerNorm)."""
+_EAGER_ROTARY = 6.0
+"""Extra passes over queries, keys and values of rotary positions written in single operations."""
+_EAGER_ACTIVATION = 2.0
+"""Extra passes over the feed-forward activations."""
+
+
 @dataclass(frozen=True, slots=True)
 class BlockTime:
     """Seconds of one block and micro-batch."""
@@ -58,6 +66,9 @@ class BlockTimer:
         self.work = work
         self.machine = machine
         self.kernels = Kernels(machine, work.mode)
+        self.rms_norm = (
+            work.model.norm or ("layernorm" if work.model.kind == "gpt" else "rmsnorm")
+        ) == "rmsnorm"
         self._blocks: dict[tuple[object, ...], BlockTime] = {}
         self._ends: dict[tuple[object, ...], tuple[EndTime, EndTime]] = {}
 
@@ -92,7 +103,7 @@ class BlockTimer:
         forward = products[0] + core[0] + streams[0]
         backward = products[1] + products[2] + core[1] + streams[1]
         recompute = {"none": 0.0, "selective": core[0], "full": forward}[layout.recompute]
-        if layout.recompute == "selective" and self.machine.software.attention == "fused":
+        if layout.recompute == "selective" and self.machine.software.attention != "unfused":
             recompute = 0.0
         passes = 3 if layout.recompute == "full" else 2
         tensor = self._tensor(layout, passes)
@@ -135,7 +146,7 @@ class BlockTimer:
         shape = self.work.shape
         rows = self.work.sequence / layout.cp
         heads = shape.heads / layout.tp
-        kind = self.kernels.attention if self.machine.software.attention == "fused" else self.kernels.scores
+        kind = self.kernels.attention if self.machine.software.attention != "unfused" else self.kernels.scores
         return kind(heads, rows, self.work.sequence, shape.head_dim, layout.micro_batch)
 
     def _streams(self, layout: Layout) -> tuple[float, float]:
@@ -148,17 +159,18 @@ class BlockTimer:
         routed = shape.experts_per_token if shape.experts > 1 else 1
         inner = routed * tokens * shape.ffn_hidden / tp
         masks = 0.5 if software.dropout else 0.0
-        extra = 1.0 if software.fused_kernels else 1.6
-        norm = 2 * element * hidden
+        eager = 0.0 if software.fused_kernels else 1.0
+        rms = 1.0 if self.rms_norm else 0.0
+        norm = element * hidden * (2 + _EAGER_NORM * eager * (0.2 + 0.8 * rms))
         residual = (3 + masks) * element * hidden
-        projection = 3 * element * qkv
-        activation = (3 if shape.gated else 2) * element * inner
+        projection = element * qkv * (3 + _EAGER_ROTARY * eager * (self.work.model.rope is not None))
+        activation = element * inner * ((3 if shape.gated else 2) + _EAGER_ACTIVATION * eager)
         shuffle = 4 * element * routed * tokens * shape.hidden / tp if routed > 1 else 0.0
-        kernels = 7 if software.fused_kernels else 16
+        kernels = 7 + 9 * eager
         forward = 2 * norm + 2 * residual + projection + activation + shuffle
         backward = 2 * 2.5 * norm + 2 * residual + projection + 2 * activation + shuffle
         stream = self.kernels.stream
-        return stream(forward * extra, kernels), stream(backward * extra, 2 * kernels)
+        return stream(forward, kernels), stream(backward, 2 * kernels)
 
     # ---- traffic of a block --------------------------------------------------------------------
     def _tensor(self, layout: Layout, passes: int) -> float:

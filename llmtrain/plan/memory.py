@@ -79,7 +79,7 @@ def layer_activation_bytes(work: Workload, layout: Layout, machine: Machine, rec
     feed_forward = routed * tokens * kept / tp
     if routed > 1:
         feed_forward += 2 * element * routed * hidden / replicated
-    core = 4.0 * tokens * shape.heads / tp if software.attention == "fused" else 0.0
+    core = 4.0 * tokens * shape.heads / tp if software.attention != "unfused" else 0.0
     if software.attention == "unfused" and recompute == "none":
         core = score_bytes(work, layout, machine)
     return residual / replicated + attention + feed_forward + core

@@ -7,7 +7,7 @@ parallel: gradients are reduced (and ZeRO weights gathered) behind the backward 
 from __future__ import annotations
 
 from llmtrain.config.layout import Layout
-from llmtrain.plan.collectives import Group, all_reduce, scatter_or_gather, send
+from llmtrain.plan.collectives import Group, all_reduce, group, scatter_or_gather, send
 from llmtrain.plan.layer_time import BlockTimer, data_group
 from llmtrain.plan.memory import stage_layers, stage_parameters
 from llmtrain.plan.plan import Breakdown
@@ -64,11 +64,13 @@ def _pipeline(timer: BlockTimer, layout: Layout) -> tuple[float, float]:
         return 0.0, 0.0
     work, machine = timer.work, timer.machine
     tokens = layout.micro_batch * work.sequence / layout.cp
-    moved = (
-        work.activation_bytes * tokens * work.shape.hidden / (layout.tp if layout.sequence_parallel else 1)
-    )
+    moved = work.activation_bytes * tokens * work.shape.hidden
     stride = layout.tp * layout.cp * layout.dp
-    one = send(machine, moved, stride, layout.pp)
+    scattered = machine.software.pipeline_scatter and layout.tp > 1
+    share = layout.tp if layout.sequence_parallel or scattered else 1
+    one = send(machine, moved / share, stride, layout.pp)
+    if scattered and not layout.sequence_parallel:
+        one += scatter_or_gather(machine, group(machine, layout.tp, 1), moved)
     total = 2 * layout.vpp * one
     return (0.0, total) if machine.software.overlap_pipeline else (total, 0.0)
 
@@ -88,34 +90,53 @@ def _data(timer: BlockTimer, layout: Layout, micro_batches: int) -> tuple[float,
     """Seconds of gradient reduction and weight gathering on the first stage: exposed, hidden."""
     machine, work = timer.machine, timer.work
     weights = stage_parameters(work, layout, 0)
-    where = data_group(machine, layout)
-    total = _reduction(timer, layout, where, weights.dense) + _reduction(timer, layout, where, weights.expert)
-    if work.tied and layout.pp > 1:
-        ends = Group(
-            2, 1 if layout.world_size > machine.gpus_per_node else 2, min(machine.gpus_per_node, layout.tp)
-        )
-        total += all_reduce(machine, ends, 4.0 * work.model.vocab * work.shape.hidden / layout.tp)
-    if not machine.software.overlap_gradients or where.size == 1:
-        return total, 0.0
-    block = timer.block(layout)
-    layers = stage_layers(work, layout, 0)
-    passes = micro_batches if layout.zero == 3 else min(micro_batches, layout.pp)
-    window = (
-        passes
-        * (layers - 1)
-        * (block.backward + block.recompute + (block.forward if layout.zero == 3 else 0))
-    )
-    hidden = min(total, max(0.0, window))
-    return total - hidden + _STOLEN * hidden, hidden * (1 - _STOLEN)
+    dense = data_group(machine, layout)
+    total = _traffic(timer, layout, dense, weights.dense, micro_batches)
+    if weights.expert:
+        experts = group(machine, max(1, dense.size // layout.ep), layout.tp * layout.ep)
+        total += _traffic(timer, layout, experts, weights.expert, micro_batches)
+    tied = _tied(timer, layout)
+    if not machine.software.overlap_gradients or total == 0:
+        return total + tied, 0.0
+    hidden = min(total, _window(timer, layout, micro_batches))
+    return total - (1 - _STOLEN) * hidden + tied, hidden * (1 - _STOLEN)
 
 
-def _reduction(timer: BlockTimer, layout: Layout, where: Group, weights: float) -> float:
+def _traffic(timer: BlockTimer, layout: Layout, where: Group, weights: float, micro_batches: int) -> float:
+    """Seconds of all gradient and weight traffic of a step for `weights` parameters of a rank."""
     machine, work = timer.machine, timer.work
     gradient = 4.0 if machine.software.gradients == "fp32" or work.activation_bytes == 4 else 2.0
     if layout.zero == 0:
         return all_reduce(machine, where, gradient * weights)
-    reduce = scatter_or_gather(machine, where, gradient * weights)
-    return reduce + scatter_or_gather(machine, where, work.activation_bytes * weights)
+    passes = micro_batches if layout.zero == 3 else 1
+    reduce = passes * scatter_or_gather(machine, where, gradient * weights)
+    gathers = 2 * passes if layout.zero == 3 else 1
+    return reduce + gathers * scatter_or_gather(machine, where, work.activation_bytes * weights)
+
+
+def _tied(timer: BlockTimer, layout: Layout) -> float:
+    """Seconds to add up the gradients of a tied embedding on the first and the last stage."""
+    work, machine = timer.work, timer.machine
+    if not work.tied or layout.pp == 1:
+        return 0.0
+    inside = layout.world_size <= machine.gpus_per_node
+    ends = Group(2, 2 if inside else 1, min(machine.gpus_per_node, layout.tp))
+    return all_reduce(machine, ends, 4.0 * work.model.vocab * work.shape.hidden / layout.tp)
+
+
+def _window(timer: BlockTimer, layout: Layout, micro_batches: int) -> float:
+    """Seconds of compute that data-parallel traffic can run beside.
+
+    ZeRO-3: every pass. Else gradients are final only in the last micro-batch: its backward pass for the reduction and the
+    first forward pass for the gathering; with v chunks a stage, all chunks but the first end p micro-batches earlier.
+    """
+    block, layers = timer.block(layout), max(0, stage_layers(timer.work, layout, 0) - 1)
+    if layout.zero == 3:
+        return micro_batches * layers * block.total
+    passes = 1.0
+    if layout.vpp > 1:
+        passes = min(micro_batches, (layout.pp * (layout.vpp - 1) + 1) / layout.vpp)
+    return passes * layers * (block.backward + block.recompute + block.forward)
 
 
 def _optimizer(timer: BlockTimer, layout: Layout) -> float:
