@@ -81,3 +81,7 @@ class RunError(LlmtrainError):
 
 class CheckpointError(LlmtrainError):
     """A checkpoint is missing, torn, corrupt or of another run."""
+
+
+class CorpusError(LlmtrainError):
+    """A prepared corpus is missing, torn, damaged or not the one that a run was started with."""

@@ -4,11 +4,11 @@ rank."""
 from __future__ import annotations
 
 import json
-import os
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from llmtrain.errors import RunError
+from llmtrain.run.atomic import write_json
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,15 +24,9 @@ class DataFile:
 
 def write_data_file(path: Path, data: DataFile) -> None:
     """Write `data.json` atomically and durably; raises RunError when it cannot be written."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        with temporary.open("w", encoding="utf-8") as stream:
-            stream.write(json.dumps(asdict(data), indent=2) + "\n")
-            stream.flush()
-            os.fsync(stream.fileno())
-        temporary.replace(path)
+        write_json(path, asdict(data))
     except OSError as error:
-        temporary.unlink(missing_ok=True)
         raise RunError(f"cannot write: {error.strerror}", where=str(path)) from error
 
 

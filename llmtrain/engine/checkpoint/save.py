@@ -20,13 +20,8 @@ import torch
 
 from llmtrain.engine.checkpoint.pieces import DTYPE_NAMES, Piece, Ranks
 from llmtrain.errors import CheckpointError
-from llmtrain.run.checkpoints.commit import (
-    begin_save,
-    clean_leftovers,
-    commit_save,
-    sync_folder,
-    write_durably,
-)
+from llmtrain.run.atomic import write_atomic
+from llmtrain.run.checkpoints.commit import begin_save, clean_leftovers, commit_save
 from llmtrain.run.checkpoints.folder import Checkpoint, parse_name
 from llmtrain.run.checkpoints.manifest import CheckpointInfo, shard_name, sidecar_name
 
@@ -85,8 +80,7 @@ def save_shard(folder: Path, rank: int, pieces: Iterable[Piece]) -> int:
     path = folder / shard_name(rank)
     size, digest = _write_shard(path, header, owned)
     sidecar = {"file": path.name, "bytes": size, "sha256": digest, "tensors": tensors}
-    write_durably(folder / sidecar_name(rank), json.dumps(sidecar, separators=(",", ":")).encode())
-    sync_folder(folder)
+    write_atomic(folder / sidecar_name(rank), json.dumps(sidecar, separators=(",", ":")))
     return size
 
 

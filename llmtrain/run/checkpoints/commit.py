@@ -13,6 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from llmtrain.errors import CheckpointError
+from llmtrain.run.atomic import sync_folder, write_atomic
 from llmtrain.run.checkpoints.boxes import cover_fault
 from llmtrain.run.checkpoints.folder import (
     LEFTOVER,
@@ -69,8 +70,7 @@ def commit_save(temporary: Path, info: CheckpointInfo, world_size: int) -> tuple
     if place is None or place[0] != info.step:
         raise CheckpointError(f"is not a save of step {info.step}", where=str(temporary))
     try:
-        write_durably(temporary / MANIFEST, encode_manifest(manifest))
-        sync_folder(temporary)
+        write_atomic(temporary / MANIFEST, encode_manifest(manifest))
         temporary.rename(final)
         sync_folder(root)
         point_to(root, final.name)
@@ -140,7 +140,7 @@ def clean_leftovers(root: Path) -> list[str]:
     if not root.is_dir():
         return removed
     for entry in sorted(root.iterdir()):
-        if not (entry.name.startswith(("step-", POINTER)) and entry.name.endswith(LEFTOVER)):
+        if not (entry.name.startswith(("step-", f".{POINTER}.")) and entry.name.endswith(LEFTOVER)):
             continue
         if entry.is_dir() and not entry.is_symlink():
             shutil.rmtree(entry, ignore_errors=True)
@@ -153,27 +153,7 @@ def clean_leftovers(root: Path) -> list[str]:
 
 def point_to(root: Path, name: str) -> None:
     """Let `latest` name a checkpoint, atomically and durably; raises OSError."""
-    temporary = root / f"{POINTER}{LEFTOVER}"
-    write_durably(temporary, f"{name}\n".encode())
-    temporary.replace(root / POINTER)
-    sync_folder(root)
-
-
-def write_durably(path: Path, content: bytes) -> None:
-    """Write a file and wait until it is on the disk; raises OSError."""
-    with path.open("wb") as stream:
-        stream.write(content)
-        stream.flush()
-        os.fsync(stream.fileno())
-
-
-def sync_folder(folder: Path) -> None:
-    """Wait until a folder's entries are on the disk; raises OSError."""
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    write_atomic(root / POINTER, f"{name}\n")
 
 
 def _delete(path: Path) -> None:

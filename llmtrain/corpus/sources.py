@@ -1,0 +1,144 @@
+"""From what a user names to files, in an order that is the same everywhere, and to parts of bounded size."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import sysconfig
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+from llmtrain.corpus.prepared import SourceInfo, file_sha256
+from llmtrain.errors import UsageError
+
+STANDARD_LIBRARY = "python-stdlib"
+NOT_LIBRARY = frozenset({"site-packages", "dist-packages", "test", "tests", "idle_test", "__pycache__"})
+"""Folders that belong to other packages or that some distributions leave out."""
+KINDS: dict[str, str] = {
+    ".jsonl": "jsonl",
+    ".ndjson": "jsonl",
+    ".txt": "text",
+    ".text": "text",
+    ".md": "text",
+}
+"""Kind of a file by its suffix; in a folder, other suffixes are left out."""
+PART_BYTES = 64 << 20
+"""Input bytes of one part, the unit of parallel work and of restarting."""
+WHOLE_BELOW = 1 << 20
+"""Files of a folder below this size are one section; larger ones are cut."""
+SECTION_BYTES = 64 << 10
+"""Largest section of a text file that is cut."""
+SECTIONS_WANTED = 2048
+"""A single small text file is cut finely enough for a validation split by sections."""
+
+
+@dataclass(frozen=True, slots=True)
+class SourceFile:
+    """One input file."""
+
+    path: Path
+    name: str
+    """Path inside the source; part of the digest."""
+    kind: str
+    size: int
+    section: int
+    """Bytes after which a text is cut into sections, each of which may go to either split."""
+
+
+@dataclass(frozen=True, slots=True)
+class FileRange:
+    """Bytes [begin, end) of a file; lines belong to the range in which they begin."""
+
+    file: SourceFile
+    begin: int
+    end: int
+
+
+def find_files(source: str) -> list[SourceFile]:
+    """All files of a source in the order of their names; raises UsageError when there is none."""
+    if source == STANDARD_LIBRARY:
+        return _standard_library()
+    path = Path(source).expanduser()
+    if path.is_dir():
+        names = sorted(_walk(path, set(KINDS)))
+        if not names:
+            raise UsageError(
+                "holds no text or jsonl file",
+                where=source,
+                hint=f"suffixes that are read: {', '.join(KINDS)}",
+            )
+        return [_file(path / name, name, in_folder=True) for name in names]
+    if not path.exists():
+        raise UsageError(
+            "no such file or folder",
+            where=source,
+            hint=f"a corpus is `{STANDARD_LIBRARY}`, a text or jsonl file, a folder, or a prepared corpus",
+        )
+    return [_file(path, path.name, in_folder=False)]
+
+
+def describe(source: str, files: Sequence[SourceFile]) -> SourceInfo:
+    """Digest a source: names and contents of all its files; raises CorpusError when one cannot be read."""
+    total = hashlib.sha256()
+    with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
+        for file, digest in zip(files, pool.map(lambda file: file_sha256(file.path), files), strict=True):
+            total.update(
+                f"{file.name}\0{file.kind}\0{file.section}\0{digest}\n".encode("utf-8", "surrogateescape")
+            )
+    return SourceInfo(
+        source=source, files=len(files), bytes=sum(file.size for file in files), digest=total.hexdigest()
+    )
+
+
+def cut_into_parts(files: Iterable[SourceFile], size: int = PART_BYTES) -> Iterator[tuple[FileRange, ...]]:
+    """Group small files and cut large ones into parts of about `size` input bytes, in order."""
+    part: list[FileRange] = []
+    filled = 0
+    for file in files:
+        begin = 0
+        while begin < file.size:
+            end = min(file.size, begin + size - filled)
+            part.append(FileRange(file, begin, end))
+            filled += end - begin
+            begin = end
+            if filled >= size:
+                yield tuple(part)
+                part, filled = [], 0
+    if part:
+        yield tuple(part)
+
+
+def _standard_library() -> list[SourceFile]:
+    root = Path(sysconfig.get_path("stdlib"))
+    names = [name for name in _walk(root, {".py"}, NOT_LIBRARY) if not _is_built_here(name)]
+    return [_file(root / name, name, in_folder=True, kind="text") for name in sorted(names)]
+
+
+def _is_built_here(name: str) -> bool:
+    """Files that the build of this one interpreter wrote, with its paths in them."""
+    return name.startswith("config-") or name.rsplit("/", 1)[-1].startswith("_sysconfigdata")
+
+
+def _walk(root: Path, suffixes: set[str], left_out: frozenset[str] = frozenset()) -> Iterator[str]:
+    """Relative names, with `/`, of files with the given suffixes; hidden ones are left out."""
+    for folder, folders, files in os.walk(root):
+        folders[:] = [name for name in folders if name not in left_out and not name.startswith(".")]
+        for name in files:
+            if Path(name).suffix.lower() in suffixes and not name.startswith("."):
+                yield (Path(folder) / name).relative_to(root).as_posix()
+
+
+def _file(path: Path, name: str, *, in_folder: bool, kind: str = "") -> SourceFile:
+    try:
+        size = path.stat().st_size
+    except OSError as error:
+        raise UsageError(f"cannot be read: {error.strerror}", where=str(path)) from error
+    if not path.is_file():
+        raise UsageError("is neither a file nor a folder", where=str(path))
+    if in_folder:
+        section = WHOLE_BELOW if size <= WHOLE_BELOW else SECTION_BYTES
+    else:
+        section = min(SECTION_BYTES, max(1024, size // SECTIONS_WANTED))
+    return SourceFile(path, name, kind or KINDS.get(path.suffix.lower(), "text"), size, section)
