@@ -105,8 +105,9 @@ class SoftwareConfig:
     attention: Literal["flash1", "flash2", "flash3", "unfused"] = "flash2"
     """Attention kernel.
 
-    `flash2` is what PyTorch's scaled_dot_product_attention runs, `flash3` stands for kernels written for the accelerator's
-    newest units (FlashAttention-3, cuDNN), `unfused`: the score matrix goes through device memory.
+    `flash2` is what PyTorch's scaled_dot_product_attention runs, `flash3` stands for kernels written for the
+    accelerator's newest units (FlashAttention-3, cuDNN), `unfused`: the score matrix goes through device
+    memory.
     """
     fused_kernels: bool = False
     """Whether norms, bias, activation and residual adds run as fused kernels."""

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from llmtrain.config.nodes import Scalar, Table, shown
 from llmtrain.config.yaml_text import MAX_BYTES, parse_document
-from llmtrain.errors import Problem
+from llmtrain.errors import ConfigError, Problem
 from llmtrain.resources import Kind, missing_file
 
 _UTF16 = (b"\xff\xfe", b"\xfe\xff")
@@ -31,6 +31,14 @@ def read_table(kind: Kind, path: Path) -> tuple[Table | None, list[Problem]]:
     return None, [
         Problem(node.where, f"the file must hold a mapping of keys, not {shown(node)}", "write `key: value`")
     ]
+
+
+def text_of(kind: Kind, path: Path) -> str:
+    """The text of a file; raises ConfigError when it cannot be read."""
+    text, problem = _read_text(kind, path, display_name(path))
+    if text is None:
+        raise ConfigError([problem] if problem is not None else [])
+    return text
 
 
 def display_name(path: Path) -> str:

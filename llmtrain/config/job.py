@@ -39,18 +39,15 @@ def resolve(recipe_ref: str, cluster_ref: str, overrides: Sequence[str] = ()) ->
 
     Raises ConfigError with all problems.
     """
-    parsed, problems = parse_overrides(overrides)
-    for_recipe, for_cluster = split_overrides(parsed)
-    recipe = read_recipe(recipe_ref, for_recipe)
-    cluster = read_profile(cluster_ref, for_cluster)
-    problems = [*problems, *recipe.problems, *cluster.problems]
-    if recipe.value is not None and cluster.value is not None:
-        bad = [*recipe.bad, *((CLUSTER_PREFIX, *path) for path in cluster.bad)]
-        between = broken(JOB_RULES, Pair(recipe.value, cluster.value), bad)
-        problems.extend(_located(problem, recipe, cluster) for problem in between)
+    recipe, cluster, problems = _read(recipe_ref, cluster_ref, overrides)
     if problems or recipe.value is None or cluster.value is None:
         raise ConfigError(problems)
     return _spec(recipe.value, cluster.value)
+
+
+def check(recipe_ref: str, cluster_ref: str, overrides: Sequence[str] = ()) -> list[Problem]:
+    """Everything that `resolve` would complain about; raises nothing."""
+    return _read(recipe_ref, cluster_ref, overrides)[2]
 
 
 def resolve_values(recipe: Recipe, cluster: ClusterProfile) -> JobSpec:
@@ -63,6 +60,21 @@ def resolve_values(recipe: Recipe, cluster: ClusterProfile) -> JobSpec:
     if problems:
         raise ConfigError(problems)
     return _spec(recipe, cluster)
+
+
+def _read(
+    recipe_ref: str, cluster_ref: str, overrides: Sequence[str]
+) -> tuple[Loaded[Recipe], Loaded[ClusterProfile], list[Problem]]:
+    parsed, problems = parse_overrides(overrides)
+    for_recipe, for_cluster = split_overrides(parsed)
+    recipe = read_recipe(recipe_ref, for_recipe)
+    cluster = read_profile(cluster_ref, for_cluster)
+    problems = [*problems, *recipe.problems, *cluster.problems]
+    if recipe.value is not None and cluster.value is not None:
+        bad = [*recipe.bad, *((CLUSTER_PREFIX, *path) for path in cluster.bad)]
+        between = broken(JOB_RULES, Pair(recipe.value, cluster.value), bad)
+        problems.extend(_located(problem, recipe, cluster) for problem in between)
+    return recipe, cluster, problems
 
 
 def _spec(recipe: Recipe, cluster: ClusterProfile) -> JobSpec:

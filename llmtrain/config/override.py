@@ -61,6 +61,14 @@ def apply_overrides(table: Table, overrides: Sequence[Override]) -> Table:
     return table
 
 
+def without_prefix(overrides: Sequence[Override]) -> list[Override]:
+    """Overrides of a cluster profile, whether written with the prefix or not."""
+    return [
+        Override(entry.path[1:], entry.node) if entry.path[0] == CLUSTER_PREFIX else entry
+        for entry in overrides
+    ]
+
+
 def split_overrides(overrides: Sequence[Override]) -> tuple[list[Override], list[Override]]:
     """Those of the recipe and those of the cluster profile, without the prefix."""
     recipe = [entry for entry in overrides if entry.path[0] != CLUSTER_PREFIX]
