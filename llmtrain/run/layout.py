@@ -24,12 +24,13 @@ class AttemptDir:
 
     @property
     def events(self) -> Path:
-        """Folder of event files, one per writer: `rank-00000.jsonl`, `agent-000.jsonl`, `supervisor.jsonl`."""
+        """Event files, one per writer: `rank-00000.jsonl`, `agent-000.jsonl`, `supervisor.jsonl`."""
         return self.path / "events"
 
     @property
     def logs(self) -> Path:
-        """Folder of log files: `rank-00000.log` (stdout and stderr of a rank), `node-000.log` (node script, torchrun)."""
+        """Log files: `rank-00000.log` (stdout and stderr of a rank), `node-000.log` (node script, torchrun),
+        `agent-000.log`."""
         return self.path / "logs"
 
     @property
@@ -45,9 +46,26 @@ class AttemptDir:
         """Log of a rank."""
         return self.logs / f"rank-{rank:05d}.log"
 
+    def rank_stacks(self, rank: int) -> Path:
+        """Stack dumps of a rank."""
+        return self.stacks / f"rank-{rank:05d}.txt"
+
     def node_log(self, node: int) -> Path:
         """Output of a node script."""
         return self.logs / f"node-{node:03d}.log"
+
+    def agent_events(self, node: int) -> Path:
+        """Event file of a node's agent."""
+        return self.events / f"agent-{node:03d}.jsonl"
+
+    def agent_log(self, node: int) -> Path:
+        """Standard error of a node's agent; empty unless something went wrong."""
+        return self.logs / f"agent-{node:03d}.log"
+
+    @property
+    def supervisor_events(self) -> Path:
+        """Event file of the supervisor."""
+        return self.events / "supervisor.jsonl"
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +106,7 @@ class RunDir:
 
     @property
     def stop_file(self) -> Path:
-        """Asks the supervisor to stop: `save` (at the next step boundary) or `now`; it may be written by hand."""
+        """Asks the supervisor to stop: `save` (at the next step boundary) or `now`."""
         return self.path / "STOP"
 
     @property

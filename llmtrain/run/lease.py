@@ -1,9 +1,9 @@
 """The lease: at most one supervisor writes a run, and one that lost the lease finds out before it writes.
 
-The folder `lease/` holds one file for every supervisor that ever held it: `00000001.json`, `00000002.json`, ...
-The highest number is the holder, and the number is its fencing token. Taking over means creating the next
-number, which exactly one of several candidates can do; so no lock call is needed and a shared file system
-will do.
+The folder `lease/` holds one file for every supervisor that ever held it: `00000001.json`, `00000002.json`
+and so on. The highest number is the holder, and the number is its fencing token. Taking over means creating
+the next number, which exactly one of several candidates can do; so no lock call is needed and a shared file
+system will do.
 
 A holder on this machine is judged by its process. A holder elsewhere (another machine, a container, an
 earlier boot) is judged by the age of its file, which the holder touches every few seconds; both times come
@@ -152,7 +152,7 @@ def _path(folder: Path, token: int) -> Path:
 
 def _tokens(folder: Path) -> list[int]:
     try:
-        names = os.listdir(folder)
+        names = [entry.name for entry in folder.iterdir()]
     except FileNotFoundError:
         return []
     return [int(name[:-5]) for name in names if name.endswith(".json") and name[:-5].isdigit()]

@@ -5,13 +5,12 @@ Written by the holder of the lease only; everything else about a run is folded f
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from llmtrain.config.codec import from_json, to_json
-from llmtrain.errors import RunError
+from llmtrain.config.codec import to_json
 from llmtrain.run.atomic import write_json
+from llmtrain.run.job_file import read_document
 from llmtrain.run.layout import RunDir
 from llmtrain.run.lease import Lease
 
@@ -76,13 +75,7 @@ class RunRecord:
 
 def read_record(run: RunDir) -> RunRecord:
     """Read `record.json`; raises RunError when it is missing or damaged."""
-    try:
-        raw = json.loads(run.record_json.read_text(encoding="utf-8"))
-        return from_json(RunRecord, raw)
-    except FileNotFoundError:
-        raise RunError("this is no run directory: it has no record.json", where=str(run.path)) from None
-    except (OSError, ValueError) as error:
-        raise RunError(f"record.json cannot be read: {error}", where=str(run.record_json)) from error
+    return read_document(run.record_json, RunRecord)
 
 
 def write_record(run: RunDir, record: RunRecord, lease: Lease | None = None) -> None:

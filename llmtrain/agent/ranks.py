@@ -1,0 +1,158 @@
+"""The rank processes of one node: found among torchrun's children, watched through pidfds, ended for good.
+
+A pidfd becomes readable in the instant its process dies, and the dead process stays a zombie until torchrun
+collects it (every 0.1 s); in between, /proc tells the exit status that only the parent could ask for.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import select
+import signal
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+EXIT_STATUS_FIELD = 49
+"""Position of the wait status in /proc/PID/stat after the command name (proc(5): field 52)."""
+FAILURE_LINE = re.compile(rb"exitcode: (-?\d+)\) local_rank: \d+ \(pid: (\d+)\)")
+"""How torchrun reports a worker that failed."""
+
+
+@dataclass(slots=True)
+class RankProcess:
+    """One rank of this node."""
+
+    rank: int
+    pid: int
+    pidfd: int | None
+    """None where the kernel has no pidfds; the process is then looked at every tick."""
+    asked: bool = False
+    """Whether it was asked to leave."""
+
+
+class Ranks:
+    """Ranks of one node script that were seen and have not ended."""
+
+    def __init__(self) -> None:
+        self.alive: dict[int, RankProcess] = {}
+        self.known: set[int] = set()
+        """Pids of all ranks ever seen."""
+
+    def discover(self, script: int) -> Iterator[RankProcess]:
+        """Ranks that appeared among the children of torchrun (`script`) since the last call."""
+        try:
+            children = psutil.Process(script).children()
+        except psutil.Error:
+            return
+        for child in children:
+            if child.pid in self.known or (rank := _rank_of(child)) is None:
+                continue
+            self.known.add(child.pid)
+            process = RankProcess(rank=rank, pid=child.pid, pidfd=_pidfd(child.pid))
+            self.alive[child.pid] = process
+            yield process
+
+    def ended(self) -> Iterator[tuple[RankProcess, int | None]]:
+        """Ranks that ended since the last call, with their exit code where it could still be read."""
+        for process in list(self.alive.values()):
+            state, status = _state_and_status(process.pid)
+            if not (_is_ready(process.pidfd) if process.pidfd is not None else state in ("", "Z", "X")):
+                continue
+            del self.alive[process.pid]
+            if process.pidfd is not None:
+                os.close(process.pidfd)
+            yield process, _reap(process.pid, status)
+
+    def ask_to_leave(self) -> None:
+        """SIGTERM to every rank that was not asked yet."""
+        for process in self.alive.values():
+            if not process.asked:
+                process.asked = True
+                with suppress(ProcessLookupError):
+                    os.kill(process.pid, signal.SIGTERM)
+
+    def dump_stacks(self) -> None:
+        """SIGUSR1 to every rank."""
+        for process in self.alive.values():
+            with suppress(ProcessLookupError):
+                os.kill(process.pid, signal.SIGUSR1)
+
+
+def exit_code_in_log(text: bytes, pid: int) -> int | None:
+    """Exit code of a worker in torchrun's own report, or None."""
+    for code, reported in FAILURE_LINE.findall(text):
+        if int(reported) == pid:
+            return int(code)
+    return None
+
+
+def last_lines(path: Path, count: int, limit: int = 1 << 16) -> tuple[str, ...]:
+    """The last lines of a log that may not exist; broken bytes are replaced."""
+    return tuple(tail_bytes(path, limit).decode("utf-8", "replace").splitlines()[-count:])
+
+
+def tail_bytes(path: Path, limit: int = 1 << 16) -> bytes:
+    """The last bytes of a file that may not exist."""
+    try:
+        with path.open("rb") as file:
+            file.seek(max(0, os.fstat(file.fileno()).st_size - limit))
+            return file.read(limit)
+    except OSError:
+        return b""
+
+
+def tree_of(pid: int) -> list[psutil.Process]:
+    """A process and all its descendants; empty when it is gone."""
+    try:
+        root = psutil.Process(pid)
+        return [root, *root.children(recursive=True)]
+    except psutil.Error:
+        return []
+
+
+def _rank_of(child: psutil.Process) -> int | None:
+    """The global rank of a torchrun worker; None for other children, and between its fork and its exec."""
+    try:
+        environment = child.environ()
+        if "TORCHELASTIC_RUN_ID" not in environment:
+            return None
+        return int(environment["RANK"])
+    except (psutil.Error, OSError, KeyError, ValueError):
+        return None
+
+
+def _pidfd(pid: int) -> int | None:
+    try:
+        return os.pidfd_open(pid)
+    except (OSError, AttributeError):
+        return None
+
+
+def _is_ready(pidfd: int) -> bool:
+    """Whether the process of a pidfd has ended; unlike its pid, it is never handed out again."""
+    poll = select.poll()
+    poll.register(pidfd, select.POLLIN)
+    return bool(poll.poll(0))
+
+
+def _state_and_status(pid: int) -> tuple[str, int | None]:
+    """State letter and wait status of a process; an empty state when it is gone."""
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return "", None
+    fields = text[text.rfind(")") + 2 :].split()
+    return fields[0], int(fields[EXIT_STATUS_FIELD]) if fields[0] in "ZX" else None
+
+
+def _reap(pid: int, status: int | None) -> int | None:
+    """Exit code from a wait status; collects the process when its parent died and left it to us."""
+    with suppress(ChildProcessError):
+        collected, own = os.waitpid(pid, os.WNOHANG)
+        status = own if collected else status
+    return None if status is None else os.waitstatus_to_exitcode(status)

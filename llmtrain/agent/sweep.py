@@ -1,0 +1,102 @@
+"""Find and end processes of earlier attempts of one run on this machine, and of nothing else.
+
+A process belongs to a run when its environment carries the run's marker (the node script exports it, every
+descendant inherits it), or when it is an agent of that run. Supervisors, editors, and the ranks of other runs
+do not match, even of a run with the same name elsewhere.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+RUN_MARKER = "LLMTRAIN_RUN"
+"""Variable that holds the run directory's path."""
+ATTEMPT_MARKER = "LLMTRAIN_ATTEMPT"
+"""Variable that holds the attempt's number."""
+KILL_SECONDS = 5.0
+"""Longest wait for killed processes to vanish."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Swept:
+    """What a sweep did."""
+
+    left_by_themselves: int
+    killed: tuple[int, ...]
+    remaining: tuple[int, ...]
+    """Processes that not even SIGKILL ended in time (uninterruptible sleep)."""
+
+
+def leftovers(run: Path, older_than: int | None = None) -> list[psutil.Process]:
+    """Processes of a run on this machine, but for the caller and its ancestors; with `older_than` only those
+    of earlier attempts."""
+    own = {os.getpid(), *(parent.pid for parent in psutil.Process().parents())}
+    found = []
+    for process in psutil.process_iter():
+        attempt = None if process.pid in own else _attempt_of(process, str(run))
+        if attempt is not None and (older_than is None or attempt < older_than):
+            found.append(process)
+    return found
+
+
+def sweep(run: Path, *, older_than: int | None = None, grace: float = 0.0) -> Swept:
+    """Wait up to `grace` seconds for leftovers to leave by themselves (an agent without a supervisor lets
+    its ranks save), then kill them and make sure."""
+    deadline = time.monotonic() + grace
+    first = found = leftovers(run, older_than)
+    while found and time.monotonic() < deadline:
+        time.sleep(0.1)
+        found = [process for process in found if _runs(process)] or leftovers(run, older_than)
+    killed = kill_all(found)
+    remaining = tuple(process.pid for process in leftovers(run, older_than))
+    return Swept(
+        left_by_themselves=len({process.pid for process in first} - set(killed)),
+        killed=killed,
+        remaining=remaining,
+    )
+
+
+def kill_all(processes: Iterable[psutil.Process], seconds: float = KILL_SECONDS) -> tuple[int, ...]:
+    """SIGKILL processes and wait for them to vanish; the pids that were killed."""
+    killed = []
+    for process in processes:
+        with suppress(psutil.Error):
+            process.kill()
+            killed.append(process)
+    deadline = time.monotonic() + seconds
+    while any(_runs(process) for process in killed) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return tuple(process.pid for process in killed)
+
+
+def _runs(process: psutil.Process) -> bool:
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.Error:
+        return False
+
+
+def _attempt_of(process: psutil.Process, run: str) -> int | None:
+    """Attempt of the run that a live process belongs to; None when it belongs to another run or to none."""
+    try:
+        if process.status() == psutil.STATUS_ZOMBIE:
+            return None
+        argv = process.cmdline()
+        if "llmtrain.agent" in argv and _after(argv, "--run-dir") == run:
+            return int(_after(argv, "--attempt") or "")
+        environment = process.environ()
+        return int(environment[ATTEMPT_MARKER]) if environment.get(RUN_MARKER) == run else None
+    except (psutil.Error, OSError, KeyError, ValueError):
+        return None
+
+
+def _after(argv: list[str], option: str) -> str | None:
+    position = argv.index(option) + 1 if option in argv else len(argv)
+    return argv[position] if position < len(argv) else None

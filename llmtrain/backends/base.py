@@ -1,0 +1,90 @@
+"""What a backend is: where a run's supervisor lives, which nodes it may use, and the way into each."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Protocol
+
+from llmtrain.config.job import JobSpec
+from llmtrain.errors import Problem
+from llmtrain.run.job_file import JobFile
+from llmtrain.run.layout import RunDir
+from llmtrain.transport.base import Transport
+
+
+class JobState(StrEnum):
+    """What became of the thing that was submitted; the last four ask for different answers."""
+
+    PENDING = "pending"
+    RUNNING = "running"
+    SUCCEEDED = "succeeded"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+    PREEMPTED = "preempted"
+    TIMED_OUT = "timed_out"
+    NODE_FAILED = "node_failed"
+    UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobHandle:
+    """A submitted job: a process of this machine, or a scheduler's job."""
+
+    backend: str
+    id: str
+
+    def __str__(self) -> str:
+        return f"{self.backend}://{self.id}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobStatus:
+    """State of a job, and the backend's own word for it."""
+
+    state: JobState
+    raw: str = ""
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Node:
+    """One machine that ranks can run on."""
+
+    name: str
+    """As people and `attempt.json` call it; unique in the job."""
+    address: str
+    """Where the other nodes reach it."""
+
+
+class Backend(Protocol):
+    """One way to start ranks. `check` and `submit` run where the user types, the rest in the supervisor."""
+
+    def check(self, spec: JobSpec) -> Sequence[Problem]:
+        """What would keep this job from starting here; empty when nothing is known."""
+        ...
+
+    def submit(self, run: RunDir, job: JobFile) -> JobHandle:
+        """Start the supervisor of a run whose directory is written. Raises RunError."""
+        ...
+
+    def poll(self, handle: JobHandle) -> JobStatus:
+        """State of a submitted job."""
+        ...
+
+    def cancel(self, handle: JobHandle) -> None:
+        """Ask a submitted job to save and leave."""
+        ...
+
+    def nodes(self, spec: JobSpec) -> Sequence[Node]:
+        """Nodes that the supervisor may use now, in the order of their ranks."""
+        ...
+
+    def transport(self, node: Node) -> Transport:
+        """The way into a node."""
+        ...
+
+    def agent_python(self, node: Node) -> str:
+        """The interpreter that has llmtrain on a node."""
+        ...

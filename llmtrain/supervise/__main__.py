@@ -1,0 +1,72 @@
+"""`python -m llmtrain.supervise RUN_DIR`: the supervisor of one run, until the run has ended.
+
+`launch` and `resume` start it detached; a scheduler's batch step may run it in the foreground. Its exit code
+is the run's.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import traceback
+from dataclasses import replace
+from pathlib import Path
+
+from llmtrain.backends.registry import load_backend
+from llmtrain.errors import ExitStatus, LlmtrainError
+from llmtrain.run.job_file import read_job_file
+from llmtrain.run.layout import RunDir
+from llmtrain.run.lease import Lease, LeaseLostError, acquire
+from llmtrain.run.record import read_record, write_record
+from llmtrain.supervise.control import Control
+from llmtrain.supervise.limits import limits_for, predicted_step_seconds
+from llmtrain.supervise.supervisor import Supervisor
+
+
+def main(argv: list[str]) -> int:
+    """Take the lease, supervise, release it; return the run's exit code."""
+    parser = argparse.ArgumentParser(prog="python -m llmtrain.supervise")
+    parser.add_argument("run_dir", type=Path)
+    run = RunDir(parser.parse_args(argv).run_dir.resolve())
+    try:
+        lease = acquire(run)
+    except LlmtrainError as error:
+        sys.stderr.write(f"{error.text()}\n")
+        return int(error.exit_status)
+    try:
+        return int(_supervise(run, lease))
+    except LeaseLostError as error:
+        sys.stderr.write(f"{error.text()}\n")
+        return int(ExitStatus.FAILED)
+    except Exception as error:
+        traceback.print_exc()
+        return int(_record_failure(run, lease, error))
+    finally:
+        lease.release()
+
+
+def _supervise(run: RunDir, lease: Lease) -> ExitStatus:
+    job = read_job_file(run.job_json)
+    limits = limits_for(predicted_step_seconds(run.plan_json))
+    control = Control(run, limits.save)
+    control.listen()
+    backend = load_backend(job.spec.cluster)
+    return Supervisor(run, job, backend, lease, control=control, limits=limits).run()
+
+
+def _record_failure(run: RunDir, lease: Lease, error: Exception) -> ExitStatus:
+    """Say in the record why the supervisor itself failed, so that no view shows the run as running."""
+    known = isinstance(error, LlmtrainError)
+    status = error.exit_status if isinstance(error, LlmtrainError) else ExitStatus.FAILED
+    message = error.text() if isinstance(error, LlmtrainError) else f"{type(error).__name__}: {error}"
+    try:
+        record = read_record(run)
+        note = message if known else f"the supervisor failed: {message} (see {run.supervisor_log})"
+        write_record(run, replace(record, stage="ended", exit_status=int(status), message=note), lease)
+    except (LlmtrainError, OSError):
+        traceback.print_exc()
+    return status
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

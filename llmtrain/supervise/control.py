@@ -1,0 +1,60 @@
+"""What people ask of a supervisor: through signals, and through the run's STOP file."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from contextlib import suppress
+
+from llmtrain.run.layout import RunDir
+
+
+class Control:
+    """The wish to stop, as seconds that ranks get to save and leave (0: now). It only grows stronger."""
+
+    def __init__(self, run: RunDir, grace: float) -> None:
+        self._run, self._grace = run, grace
+        self._signals = 0
+        self._woken = threading.Event()
+
+    def listen(self) -> None:
+        """SIGTERM or SIGINT: save and leave; the second one: now. Call from the main thread."""
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, self._on_signal)
+
+    def wish(self) -> float | None:
+        """Seconds of grace when a stop is wanted, else None.
+
+        The STOP file holds `now`, `save SECONDS`, or anything else for `save` with the default grace.
+        """
+        wishes = [] if not self._signals else [self._grace if self._signals == 1 else 0.0]
+        with suppress(OSError):
+            text = self._run.stop_file.read_text(encoding="utf-8", errors="replace")
+            wishes.append(parse_stop(text, self._grace))
+        return min(wishes, default=None)
+
+    def forget(self) -> None:
+        """Take the STOP file away, once it was obeyed or when a run is resumed."""
+        with suppress(FileNotFoundError):
+            self._run.stop_file.unlink()
+
+    def sleep(self, seconds: float) -> None:
+        """Wait, but not longer than until the next signal or STOP file."""
+        while seconds > 0 and self.wish() is None:
+            self._woken.wait(min(seconds, 0.2))
+            seconds -= 0.2
+
+    def _on_signal(self, number: int, frame: object) -> None:
+        self._signals += 1
+        self._woken.set()
+
+
+def parse_stop(text: str, grace: float) -> float:
+    """Seconds of grace that a STOP file asks for."""
+    words = text.split()
+    if words[:1] == ["now"]:
+        return 0.0
+    if len(words) == 2 and words[0] == "save":
+        with suppress(ValueError):
+            return max(0.0, float(words[1]))
+    return grace

@@ -1,0 +1,61 @@
+"""How long things may take before they count as wrong. Seconds, by the supervisor's own monotonic clock."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+PHASE_SECONDS: dict[str, float] = {
+    "start": 300.0,
+    "build": 600.0,
+    "load": 1800.0,
+    "step": 300.0,
+    "evaluate": 900.0,
+    "checkpoint": 1800.0,
+    "finish": 600.0,
+}
+"""Longest silence of all ranks in each phase; generous, since a false alarm costs a restart."""
+
+STEP_FACTOR = 20.0
+"""A step may take so many times its predicted duration, when that is longer than the phase's limit."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """All limits of one attempt."""
+
+    agents_up: float = 60.0
+    """From opening the channels to the last agent's first line."""
+    ranks_up: float = 300.0
+    """From starting the node scripts to the first event of any rank: torchrun and the ranks import torch, all
+    at once, perhaps from a slow file system."""
+    node_silence: float = 10.0
+    """Without a line from an agent that is pinged every second."""
+    save: float = 120.0
+    """From asking ranks to save and leave to killing them."""
+    stacks: float = 2.0
+    """For hanging ranks to write their stacks before they are killed."""
+    tear_down: float = 20.0
+    """From the end of `save` to the agents' word that nothing is left; then their channels are cut."""
+    phases: Mapping[str, float] = field(default_factory=lambda: dict(PHASE_SECONDS))
+
+    def phase(self, name: str) -> float:
+        """Limit of a phase; the longest one for a phase that this version does not know."""
+        return self.phases.get(name, max(self.phases.values()))
+
+
+def limits_for(predicted_step_seconds: float) -> Limits:
+    """Limits that leave room for the plan's predicted step."""
+    step = max(PHASE_SECONDS["step"], STEP_FACTOR * predicted_step_seconds)
+    return Limits(phases={**PHASE_SECONDS, "step": step})
+
+
+def predicted_step_seconds(plan_json: Path) -> float:
+    """The chosen plan's step time; 0 when plan.json cannot tell (a limit must not depend on it)."""
+    try:
+        document = json.loads(plan_json.read_text(encoding="utf-8"))
+        return float(document["plans"][0]["predicted"]["step_seconds"])
+    except (OSError, ValueError, TypeError, LookupError):
+        return 0.0

@@ -1,0 +1,130 @@
+"""What the agents of one attempt have said so far. Filled by `observe`; `detect` reads it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from llmtrain.agent import messages
+from llmtrain.events.event import Event, decode_line
+from llmtrain.events.schema import RankFailed, RankFinished
+
+
+@dataclass(slots=True, kw_only=True)
+class NodeReport:
+    """One node, as its agent tells it. Times are the supervisor's monotonic clock."""
+
+    node: int
+    name: str
+    opened: float
+    """When its channel was opened."""
+    heard: float
+    """Last line from its agent."""
+    hello: messages.Hello | None = None
+    port: int | None = None
+    closed: float | None = None
+    """When its channel ended."""
+    script_ended: messages.ScriptEnded | None = None
+    script_ended_at: float = 0.0
+    gone: messages.Gone | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankEnd:
+    """A rank's process ended."""
+
+    rank: int
+    node: int
+    exit_code: int | None
+    at: float
+    asked: bool
+    lines: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankError:
+    """A rank said that it fails."""
+
+    rank: int
+    payload: RankFailed
+    at: float
+
+
+@dataclass(slots=True, kw_only=True)
+class Reports:
+    """All nodes and ranks of one attempt."""
+
+    attempt: int
+    world_size: int
+    nodes: dict[int, NodeReport] = field(default_factory=dict)
+    node_of: dict[int, int] = field(default_factory=dict)
+    """Rank -> node rank."""
+    pids: dict[int, int] = field(default_factory=dict)
+    """Rank -> process id on its node."""
+    ends: dict[int, RankEnd] = field(default_factory=dict)
+    errors: dict[int, RankError] = field(default_factory=dict)
+    finished: dict[int, RankFinished] = field(default_factory=dict)
+    started: float | None = None
+    """When the node scripts were started."""
+    last_event: float | None = None
+    """When the last event of any rank arrived."""
+    notes: list[str] = field(default_factory=list)
+    """What agents want a person to know; taken away by the caller."""
+
+    def observe(self, node: int, message: messages.Message | None, now: float) -> Event | None:
+        """Take in one line of a node, None at the end of its channel; returns a relayed event to fold."""
+        report = self.nodes[node]
+        if message is None:
+            report.closed = now
+            return None
+        report.heard = now
+        match message:
+            case messages.Hello():
+                report.hello = message
+            case messages.Port(port=port):
+                report.port = port
+            case messages.RankSpawned(rank=rank, pid=pid):
+                self.pids[rank], self.node_of[rank] = pid, node
+            case messages.RankEnded():
+                self._rank_ended(node, message, now)
+            case messages.ScriptEnded():
+                report.script_ended, report.script_ended_at = message, now
+            case messages.Gone():
+                report.gone = message
+            case messages.Note(message=text):
+                self.notes.append(f"{report.name}: {text}")
+            case messages.Relayed(line=line):
+                return self._relayed(line, now)
+        return None
+
+    def forgive(self, seconds: float) -> None:
+        """Move all clocks on by a time in which the supervisor itself did not run (suspended, stopped)."""
+        for report in self.nodes.values():
+            report.heard += seconds
+        if self.last_event is not None:
+            self.last_event += seconds
+        if self.started is not None:
+            self.started += seconds
+
+    def _rank_ended(self, node: int, message: messages.RankEnded, now: float) -> None:
+        self.node_of[message.rank] = node
+        self.ends[message.rank] = RankEnd(
+            rank=message.rank,
+            node=node,
+            exit_code=message.exit_code,
+            at=now,
+            asked=message.asked,
+            lines=message.lines,
+        )
+
+    def _relayed(self, line: str, now: float) -> Event | None:
+        event = decode_line(line.encode())
+        if event is None or event.attempt != self.attempt:
+            return None
+        if event.source == "rank" and event.rank is not None:
+            self.last_event = now
+            match event.payload:
+                case RankFailed() as payload:
+                    self.errors.setdefault(event.rank, RankError(rank=event.rank, payload=payload, at=now))
+                case RankFinished() as payload:
+                    self.finished[event.rank] = payload
+        return event
