@@ -1,0 +1,172 @@
+"""The training loop of one rank: step, tell, validate, save, until the last step or a wish to stop."""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections.abc import Callable
+
+from llmtrain.engine.build import Parts
+from llmtrain.engine.saving import CheckpointFolder
+from llmtrain.engine.state import Progress
+from llmtrain.engine.step import StepResult, Wishes, train_step, validate
+from llmtrain.errors import CheckpointError
+from llmtrain.events.schema import (
+    CheckpointCommitted,
+    CheckpointFailed,
+    CheckpointStarted,
+    Evaluated,
+    Payload,
+    PhaseStarted,
+    RankStep,
+    StepFinished,
+)
+from llmtrain.hardware import ACCELERATORS
+from llmtrain.plan.model_size import flops_per_token
+
+RANK_STEP_EVERY = 5
+COLLECT_EVERY = 50
+"""Steps between two garbage collections, on all ranks alike, so that none makes the others wait at another time."""
+
+
+class Loop:
+    """Trains from some progress on."""
+
+    def __init__(
+        self,
+        parts: Parts,
+        checkpoints: CheckpointFolder,
+        emit: Callable[[Payload], None],
+        *,
+        should_stop: Callable[[], bool],
+        peak_flops: float | None,
+    ) -> None:
+        """`peak_flops` of one accelerator, for MFU; None: not told."""
+        self._parts, self._checkpoints, self._emit = parts, checkpoints, emit
+        self._should_stop = should_stop
+        self._peak = peak_flops
+        self._saved_step = -1
+        self._saved_at = time.monotonic()
+        self.step = 0
+        """Step under way, or the last one done."""
+
+    def run(self, progress: Progress) -> str:
+        """Train; return `completed` or `stopped`. The last state is saved. Raises NumericError, CheckpointError (when the
+        last save fails), and what torch raises."""
+        self.step = self._saved_step = progress.step
+        if not progress.step:
+            self._saved_step = -1
+        gc.collect()
+        gc.freeze()
+        gc.disable()
+        self._emit(PhaseStarted(phase="step", step=progress.step + 1))
+        while progress.step < self._parts.steps:
+            self.step = progress.step + 1
+            result = train_step(self._parts, self.step, self._wishes())
+            progress.step, progress.rate = self.step, result.rate
+            progress.consumed_samples += self._parts.recipe.batch.global_size
+            self._tell(result)
+            if self.step % COLLECT_EVERY == 0:
+                gc.collect()
+            self._validate_if_due()
+            if result.wishes.stop and self.step < self._parts.steps:
+                self._save(progress, last=True)
+                return "stopped"
+            if result.wishes.save or self._is_save_step():
+                self._save(progress, last=False)
+        self._save(progress, last=True)
+        return "completed"
+
+    def _wishes(self) -> Wishes:
+        every = self._parts.recipe.checkpoint.every
+        is_clock = self._parts.groups.rank == 0
+        due = is_clock and every > 0 and time.monotonic() - self._saved_at >= every
+        return Wishes(stop=self._should_stop(), save=due)
+
+    def _is_save_step(self) -> bool:
+        every = self._parts.recipe.checkpoint.every_steps
+        return bool(every) and self.step % int(every or 1) == 0
+
+    def _validate_if_due(self) -> None:
+        every = self._parts.recipe.data.validation_every
+        if self._parts.validation is None or (self.step % every and self.step != self._parts.steps):
+            return
+        self._emit(PhaseStarted(phase="evaluate", step=self.step))
+        started = time.perf_counter()
+        loss = validate(self._parts)
+        if loss is not None and self._parts.groups.rank == 0:
+            self._emit(Evaluated(step=self.step, loss=loss, seconds=time.perf_counter() - started))
+        self._emit(PhaseStarted(phase="step", step=self.step + 1))
+
+    def _save(self, progress: Progress, *, last: bool) -> None:
+        """Save once a step. A failed save costs the run nothing but the checkpoint, unless it was the last one."""
+        if self._saved_step == progress.step:
+            return
+        is_first = self._parts.groups.rank == 0
+        self._emit(PhaseStarted(phase="checkpoint", step=progress.step))
+        if is_first:
+            self._emit(CheckpointStarted(step=progress.step))
+        started = time.perf_counter()
+        self._saved_at = time.monotonic()
+        try:
+            committed = self._checkpoints.save(progress)
+        except CheckpointError as error:
+            if is_first:
+                self._emit(CheckpointFailed(step=progress.step, error=error.text()))
+            if last:
+                raise
+        else:
+            self._saved_step = progress.step
+            if is_first:
+                self._emit(
+                    CheckpointCommitted(
+                        step=progress.step,
+                        name=committed.name,
+                        bytes=self._checkpoints.bytes_of(committed),
+                        seconds=time.perf_counter() - started,
+                    )
+                )
+        self._emit(PhaseStarted(phase="finish" if last else "step", step=progress.step + (not last)))
+
+    def _tell(self, result: StepResult) -> None:
+        parts = self._parts
+        if parts.groups.rank == 0:
+            self._emit(self._step_finished(result))
+        if result.step % RANK_STEP_EVERY == 0 or result.step == 1:
+            self._emit(
+                RankStep(
+                    step=result.step,
+                    seconds=result.seconds,
+                    compute_seconds=result.compute_seconds,
+                    memory_bytes=parts.device.peak_memory(),
+                )
+            )
+
+    def _step_finished(self, result: StepResult) -> StepFinished:
+        recipe = self._parts.recipe
+        tokens = recipe.batch.global_size * recipe.model.sequence
+        speed = tokens / result.seconds
+        mfu = None
+        if self._peak:
+            mfu = speed * flops_per_token(recipe.model) / (self._peak * self._parts.layout.world_size)
+        return StepFinished(
+            step=result.step,
+            loss=result.loss,
+            grad_norm=result.grad_norm,
+            learning_rate=result.rate,
+            seconds=result.seconds,
+            tokens=tokens,
+            tokens_per_second=speed,
+            mfu=mfu,
+            first_sample=(result.step - 1) * recipe.batch.global_size,
+            samples=recipe.batch.global_size,
+        )
+
+
+def peak_flops(accelerator: object, mode: str) -> float | None:
+    """Matrix peak of a profile's accelerator; None where the table has none."""
+    if isinstance(accelerator, str):
+        known = ACCELERATORS.get(accelerator)
+        return known.peak(mode) if known else None
+    peak = getattr(accelerator, "peak_flops", None)
+    return float(peak) if peak else None

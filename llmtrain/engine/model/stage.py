@@ -1,0 +1,133 @@
+"""One pipeline stage of the model: a run of blocks, with the embedding before the first and the head after the last.
+
+Shapes: s sequence, b micro-batch, h hidden, v vocabulary rows on this rank, n tensor-parallel degree.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from llmtrain.config.recipe import ModelConfig
+from llmtrain.engine.model.block import Block
+from llmtrain.engine.model.norms import Norm
+from llmtrain.engine.model.parameters import LogicalTensor, ModelParameter, ParameterSpec
+from llmtrain.engine.model.rope import rotary_table
+from llmtrain.engine.parallel.collectives import (
+    TensorParallel,
+    column_linear,
+    vocabulary_cross_entropy,
+    vocabulary_embedding,
+)
+
+EMBEDDING = "embedding.weight"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StagePlace:
+    """Which part of the model a stage is."""
+
+    index: int
+    stages: int
+    first_layer: int
+    layers: int
+
+    @property
+    def is_first(self) -> bool:
+        """Whether it holds the embedding."""
+        return self.index == 0
+
+    @property
+    def is_last(self) -> bool:
+        """Whether it holds the head and computes the loss."""
+        return self.index == self.stages - 1
+
+
+class ModelStage(nn.Module):
+    """Tokens [b, s] (first stage) or activations [s, b, h] -> activations [s, b, h]; `losses` turns the last stage's into
+    the loss of each token."""
+
+    def __init__(self, model: ModelConfig, place: StagePlace, tp: TensorParallel, recompute: str) -> None:
+        super().__init__()
+        self.model, self.place, self.tp = model, place, tp
+        tied = bool(model.tie_embeddings)
+        shared = tied and place.stages > 1
+        self.embedding: ModelParameter | None = None
+        self.positions: ModelParameter | None = None
+        self.head: ModelParameter | None = None
+        self.final_norm: Norm | None = None
+        if place.is_first:
+            self.embedding = vocabulary_matrix(model, EMBEDDING, tp, shared=shared)
+            if model.rope is None:
+                self.positions = _position_matrix(model, partial_over_tp=tp.sequence_parallel)
+        layers = range(place.first_layer, place.first_layer + place.layers)
+        self.blocks = nn.ModuleList(Block(model, layer, tp, recompute) for layer in layers)
+        if place.is_last:
+            self.final_norm = Norm(model, "final_norm", partial_over_tp=tp.sequence_parallel)
+            if tied and self.embedding is not None:
+                self.head = self.embedding
+            else:
+                self.head = vocabulary_matrix(model, EMBEDDING if tied else "head.weight", tp, shared=shared)
+        self.first_row = vocabulary_rows(model.vocab, tp)[0]
+        self.table: tuple[Tensor, Tensor] | None = None
+
+    def place_tables(self, device: torch.device) -> None:
+        """Compute what is neither trained nor saved, on the device."""
+        if self.model.rope is not None:
+            self.table = rotary_table(
+                self.model.rope, int(self.model.head_dim or 0), self.model.sequence, device
+            )
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Tokens [b, s] on the first stage, else [s, b, h] ([s/n, b, h] under sequence parallelism) -> the latter."""
+        hidden = self._embed(inputs) if self.embedding is not None and self.place.is_first else inputs
+        for block in self.blocks:
+            hidden = block(hidden, self.table)
+        return hidden if self.final_norm is None else self.final_norm(hidden)
+
+    def losses(self, hidden: Tensor, targets: Tensor) -> Tensor:
+        """[s, b, h], targets [b, s] -> cross-entropy of each token, [s, b] in FP32. Last stage only."""
+        if self.head is None:
+            raise RuntimeError(f"stage {self.place.index} of {self.place.stages} has no head")
+        logits = column_linear(hidden, self.head, None, self.tp)
+        flat = vocabulary_cross_entropy(logits.flatten(0, 1), targets.t().flatten(), self.first_row, self.tp)
+        return flat.view(logits.shape[:2])
+
+    def _embed(self, tokens: Tensor) -> Tensor:
+        if self.embedding is None:
+            raise RuntimeError("only the first stage embeds tokens")
+        hidden = vocabulary_embedding(tokens.t(), self.embedding, self.first_row, self.tp)
+        if self.positions is None:
+            return hidden
+        rows = self.positions
+        if self.tp.sequence_parallel:
+            share = self.model.sequence // self.tp.size
+            rows = self.positions[self.tp.index * share : (self.tp.index + 1) * share]
+        return hidden + rows.unsqueeze(1)
+
+
+def vocabulary_rows(vocab: int, tp: TensorParallel) -> tuple[int, int]:
+    """First vocabulary row of this rank, and how many it holds: equal shares, rounded up to 8 rows where all ranks still
+    get some, the last one shorter."""
+    share = -(-vocab // tp.size)
+    rounded = -(-share // 8) * 8
+    if rounded * (tp.size - 1) < vocab:
+        share = rounded
+    first = min(tp.index * share, vocab)
+    return first, min(share, vocab - first)
+
+
+def vocabulary_matrix(model: ModelConfig, name: str, tp: TensorParallel, *, shared: bool) -> ModelParameter:
+    """The embedding or the head, [v, h]."""
+    first, rows = vocabulary_rows(model.vocab, tp)
+    piece = LogicalTensor(
+        name=name, shape=(model.vocab, model.hidden), split=0, start=first, length=rows, std=model.init_std
+    )
+    return ModelParameter(ParameterSpec(pieces=(piece,), decay=True, shared_over_pp=shared))
+
+
+def _position_matrix(model: ModelConfig, *, partial_over_tp: bool) -> ModelParameter:
+    piece = LogicalTensor(name="positions.weight", shape=(model.sequence, model.hidden), std=model.init_std)
+    return ModelParameter(ParameterSpec(pieces=(piece,), decay=True, partial_over_tp=partial_over_tp))

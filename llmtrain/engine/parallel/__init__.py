@@ -1,0 +1,1 @@
+"""Groups, collectives, buckets and the pipeline: everything that speaks to other ranks."""

@@ -1,0 +1,187 @@
+"""Process groups by axis, with counters: one `Group` object is the only way to a collective.
+
+A group of one rank answers at once and counts nothing, so that callers never ask for the degree.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from llmtrain.parallel_dims import Coordinate, ParallelDims
+
+# The newer names exist from torch 2.13 on, where the older ones warn on every call.
+_all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+_reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+
+
+@dataclass(slots=True)
+class Traffic:
+    """What a group did so far."""
+
+    calls: Counter[str] = field(default_factory=Counter)
+    """Collectives by name."""
+    bytes: Counter[str] = field(default_factory=Counter)
+    """Bytes of the full (gathered or reduced) tensor, by name."""
+    seconds: float = 0.0
+    """Time that this rank stood still for them."""
+
+    def clear(self) -> None:
+        """Start counting anew."""
+        self.calls.clear()
+        self.bytes.clear()
+        self.seconds = 0.0
+
+
+class Pending:
+    """A collective under way; `wait` returns when its result may be used."""
+
+    __slots__ = ("_finish", "_traffic", "_work")
+
+    def __init__(self, traffic: Traffic | None = None, work: Any = None, finish: Any = None) -> None:
+        self._traffic, self._work, self._finish = traffic, work, finish
+
+    def wait(self) -> None:
+        """Wait, and run what the collective left to be done on this rank. Idempotent."""
+        if self._work is not None and self._traffic is not None:
+            started = time.perf_counter()
+            self._work.wait()
+            self._work = None
+            self._traffic.seconds += time.perf_counter() - started
+        if self._finish is not None:
+            self._finish()
+            self._finish = None
+
+
+DONE = Pending()
+
+
+class Group:
+    """Ranks that work together on one axis. `index` is this rank's place among `ranks`, in rank order."""
+
+    def __init__(self, axis: str, ranks: tuple[int, ...], rank: int, handle: dist.ProcessGroup | None) -> None:
+        self.axis = axis
+        self.ranks = ranks
+        self.index = ranks.index(rank)
+        self.size = len(ranks)
+        self.handle = handle
+        self.traffic = Traffic()
+        # gloo adds BF16 numbers one by one; a gather and one vectorised addition moves as much and costs a third.
+        self._gathers_small = handle is not None and handle.name() == "gloo" and self.size <= 4
+
+    def all_reduce(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Sum a tensor over the group, in place."""
+        self.start_all_reduce(tensor).wait()
+        return tensor
+
+    def start_all_reduce(self, tensor: torch.Tensor) -> Pending:
+        """Begin to sum a contiguous tensor over the group, in place."""
+        if self.size == 1:
+            return DONE
+        if self._gathers_small and tensor.dtype == torch.bfloat16:
+            return self._start_gather_and_add(tensor)
+        self._count("all_reduce", tensor)
+        return Pending(self.traffic, dist.all_reduce(tensor, group=self.handle, async_op=True))
+
+    def all_gather(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Concatenate the members' equally shaped tensors along the first dimension."""
+        if self.size == 1:
+            return tensor
+        full = tensor.new_empty((self.size * tensor.shape[0], *tensor.shape[1:]))
+        self.start_all_gather(full, tensor).wait()
+        return full
+
+    def start_all_gather(self, full: torch.Tensor, part: torch.Tensor) -> Pending:
+        """Begin to gather `part` of every member into `full`, [size x first, ...]; `part` may be its own place there."""
+        if self.size == 1:
+            if full.data_ptr() != part.data_ptr():
+                full.copy_(part)
+            return DONE
+        self._count("all_gather", full)
+        return Pending(self.traffic, _all_gather(full, part.contiguous(), group=self.handle, async_op=True))
+
+    def reduce_scatter(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Sum a tensor over the group; keep this member's part of the first dimension."""
+        if self.size == 1:
+            return tensor
+        part = tensor.new_empty((tensor.shape[0] // self.size, *tensor.shape[1:]))
+        self.start_reduce_scatter(part, tensor.contiguous()).wait()
+        return part
+
+    def start_reduce_scatter(self, part: torch.Tensor, full: torch.Tensor) -> Pending:
+        """Begin to sum `full` over the group; `part` gets this member's share of the first dimension."""
+        if self.size == 1:
+            if full.data_ptr() != part.data_ptr():
+                part.copy_(full)
+            return DONE
+        self._count("reduce_scatter", full)
+        return Pending(self.traffic, _reduce_scatter(part, full, group=self.handle, async_op=True))
+
+    def _start_gather_and_add(self, tensor: torch.Tensor) -> Pending:
+        self._count("all_reduce", tensor)
+        parts = tensor.new_empty((self.size, *tensor.shape))
+        work = _all_gather(parts.flatten(), tensor.flatten(), group=self.handle, async_op=True)
+
+        def add() -> None:
+            # Always in rank order, so that every member computes the same bits.
+            torch.add(parts[0], parts[1], out=tensor)
+            for part in parts[2:]:
+                tensor.add_(part)
+
+        return Pending(self.traffic, work, add)
+
+    def _count(self, name: str, tensor: torch.Tensor) -> None:
+        self.traffic.calls[name] += 1
+        self.traffic.bytes[name] += tensor.numel() * tensor.element_size()
+
+
+@dataclass(frozen=True, slots=True)
+class Groups:
+    """All groups of one rank."""
+
+    dims: ParallelDims
+    rank: int
+    place: Coordinate
+    world: Group
+    dp: Group
+    tp: Group
+    pp: Group
+    ends: Group
+    """First and last pipeline stage of this rank's column: they share a tied embedding. One rank elsewhere."""
+
+    def all(self) -> tuple[Group, ...]:
+        """Every group once."""
+        return (self.world, self.dp, self.tp, self.pp, self.ends)
+
+
+def build_groups(dims: ParallelDims, rank: int) -> Groups:
+    """Make this rank's groups; every rank of the world must call it. The world may be a single rank without torch's
+    process group."""
+    place = dims.coordinate(rank)
+    alone = dims.world_size == 1
+
+    def group(axis: str, ranks: tuple[int, ...]) -> Group:
+        if len(ranks) == 1 or alone:
+            return Group(axis, (rank,), rank, None)
+        handle = dist.group.WORLD
+        if axis != "world":
+            handle = dist.new_group(list(ranks), use_local_synchronization=True)
+        return Group(axis, ranks, rank, handle)
+
+    column = dims.group_of(rank, "pp")
+    is_end = rank in (column[0], column[-1])
+    return Groups(
+        dims=dims,
+        rank=rank,
+        place=place,
+        world=group("world", tuple(range(dims.world_size))),
+        tp=group("tp", dims.group_of(rank, "tp")),
+        pp=group("pp", column),
+        dp=group("dp", dims.group_of(rank, "dp")),
+        ends=group("ends", (column[0], column[-1]) if is_end and len(column) > 1 else (rank,)),
+    )

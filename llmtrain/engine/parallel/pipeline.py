@@ -1,0 +1,241 @@
+"""Forward and backward passes of one replica's micro-batches, with or without a pipeline, and the pass for validation.
+
+The schedules are those of `torch.distributed.pipelining`; the stages are given with static shapes, so that nothing is inferred at
+run time. Shapes: m micro-batches, b micro-batch, s sequence, h hidden, n tensor-parallel degree.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.pipelining import PipelineStage
+from torch.distributed.pipelining.schedules import (
+    Schedule1F1B,
+    ScheduleGPipe,
+    ScheduleInterleaved1F1B,
+    ScheduleInterleavedZeroBubble,
+)
+
+from llmtrain.config.layout import Layout
+from llmtrain.config.recipe import ModelConfig
+from llmtrain.engine.device import Device
+from llmtrain.engine.model.stage import ModelStage, StagePlace
+from llmtrain.engine.parallel.collectives import TensorParallel
+from llmtrain.engine.parallel.groups import Groups
+from llmtrain.plan.schedules import split_layers
+
+
+@dataclass(slots=True)
+class Clock:
+    """Seconds that this rank's stages computed, tensor-parallel collectives included."""
+
+    seconds: float = 0.0
+    trace: list[tuple[str, int, int, float, float]] | None = field(default=None)
+    """When asked for: (forward | backward | weight, stage, micro-batch, start, stop)."""
+
+    def run(self, what: str, stage: int, micro_batch: int, work: Callable[[], Any]) -> Any:
+        """Run and time some work."""
+        start = time.perf_counter()
+        result = work()
+        stop = time.perf_counter()
+        self.seconds += stop - start
+        if self.trace is not None:
+            self.trace.append((what, stage, micro_batch, start, stop))
+        return result
+
+
+class Passes(Protocol):
+    """How one rank takes part in a step."""
+
+    clock: Clock
+
+    def train(self, tokens: Tensor, targets: Tensor, scale: float) -> Tensor | None:
+        """Tokens and targets [m b, s] forward and backward; return the sum over micro-batches of `scale` x mean loss,
+        detached, on the last stage."""
+        ...
+
+    def evaluate(self, tokens: Tensor, targets: Tensor) -> Tensor | None:
+        """Tokens and targets [m b, s] forward only; return the summed token losses of each sequence, [m b] in FP64, on the
+        last stage."""
+        ...
+
+
+class SinglePass:
+    """The whole model in one stage."""
+
+    def __init__(self, stage: ModelStage, micro_batch: int) -> None:
+        self.clock = Clock()
+        self._stage, self._micro_batch = stage, micro_batch
+
+    def train(self, tokens: Tensor, targets: Tensor, scale: float) -> Tensor | None:
+        """See `Passes.train`."""
+        total = torch.zeros((), device=tokens.device)
+        batches = zip(tokens.split(self._micro_batch), targets.split(self._micro_batch), strict=True)
+        for index, (inputs, goals) in enumerate(batches):
+            loss = self.clock.run("forward", 0, index, lambda i=inputs, g=goals: self._loss(i, g, scale))
+            total += loss.detach()
+            self.clock.run("backward", 0, index, loss.backward)
+        return total
+
+    def _loss(self, inputs: Tensor, goals: Tensor, scale: float) -> Tensor:
+        return self._stage.losses(self._stage(inputs), goals).mean() * scale
+
+    @torch.no_grad()
+    def evaluate(self, tokens: Tensor, targets: Tensor) -> Tensor | None:
+        """See `Passes.evaluate`."""
+        batches = zip(tokens.split(self._micro_batch), targets.split(self._micro_batch), strict=True)
+        return torch.cat([_sequence_losses(self._stage, self._stage(inputs), goals) for inputs, goals in batches])
+
+
+class _TimedStage(PipelineStage):
+    """A pipeline stage that tells how long its passes took."""
+
+    clock: Clock
+
+    def forward_one_chunk(self, fwd_chunk_id: int, *args: Any, **kwargs: Any) -> Any:
+        """One micro-batch forward."""
+        work = super().forward_one_chunk
+        return self.clock.run(
+            "forward", self.stage_index, fwd_chunk_id, lambda: work(fwd_chunk_id, *args, **kwargs)
+        )
+
+    def backward_one_chunk(self, bwd_chunk_id: int, *args: Any, **kwargs: Any) -> Any:
+        """One micro-batch backward."""
+        work = super().backward_one_chunk
+        return self.clock.run(
+            "backward", self.stage_index, bwd_chunk_id, lambda: work(bwd_chunk_id, *args, **kwargs)
+        )
+
+    def backward_weight_one_chunk(self, bwd_chunk_id: int, *args: Any, **kwargs: Any) -> Any:
+        """The weight gradients of one micro-batch (zero bubble)."""
+        work = super().backward_weight_one_chunk
+        return self.clock.run(
+            "weight", self.stage_index, bwd_chunk_id, lambda: work(bwd_chunk_id, *args, **kwargs)
+        )
+
+
+class PipelinePass:
+    """This rank's stages of a pipeline."""
+
+    def __init__(
+        self,
+        stages: Sequence[ModelStage],
+        groups: Groups,
+        layout: Layout,
+        micro_batches: int,
+        dtype: torch.dtype,
+        device: Device,
+    ) -> None:
+        self.clock = Clock()
+        self._stages, self._groups, self._micro_batch = stages, groups, layout.micro_batch
+        self._scale = 1.0
+        model = stages[0].model
+        sequence = model.sequence // (stages[0].tp.size if stages[0].tp.sequence_parallel else 1)
+        self._activation = torch.empty(
+            sequence, layout.micro_batch, model.hidden, dtype=dtype, device=device.torch_device
+        )
+        self._last = next((stage for stage in stages if stage.place.is_last), None)
+        pipeline_stages = [self._pipeline_stage(stage, device) for stage in stages]
+        self._schedule = _make_schedule(pipeline_stages, layout, micro_batches, self._loss)
+
+    def _pipeline_stage(self, stage: ModelStage, device: Device) -> PipelineStage:
+        tokens = torch.empty(
+            self._micro_batch, stage.model.sequence, dtype=torch.int64, device=device.torch_device
+        )
+        activation = self._activation.detach().requires_grad_()
+        put_off = stage.tp.put_off
+        made = _TimedStage(
+            stage,
+            stage.place.index,
+            stage.place.stages,
+            device.torch_device,
+            input_args=tokens if stage.place.is_first else activation,
+            output_args=activation,
+            group=self._groups.pp.handle,
+            dw_builder=None if put_off is None else put_off.take,
+        )
+        made.clock = self.clock
+        return made
+
+    def _loss(self, hidden: Tensor, targets: Tensor) -> Tensor:
+        if self._last is None:
+            raise RuntimeError("a rank without the last stage was asked for a loss")
+        return self._last.losses(hidden, targets).mean() * self._scale
+
+    def train(self, tokens: Tensor, targets: Tensor, scale: float) -> Tensor | None:
+        """See `Passes.train`."""
+        self._scale = scale
+        losses: list[Tensor] = []
+        inputs = (tokens,) if self._stages[0].place.is_first else ()
+        if self._last is None:
+            self._schedule.step(*inputs, return_outputs=False)
+            return None
+        self._schedule.step(*inputs, target=targets, losses=losses, return_outputs=False)
+        return torch.stack([loss.detach() for loss in losses]).sum()
+
+    @torch.no_grad()
+    def evaluate(self, tokens: Tensor, targets: Tensor) -> Tensor | None:
+        """See `Passes.evaluate`. Micro-batches flow through the stages in order; nothing is kept for a backward pass."""
+        results: list[Tensor] = []
+        sending: list[tuple[Any, Tensor]] = []
+        for stage in self._stages:
+            for inputs, goals in zip(
+                tokens.split(self._micro_batch), targets.split(self._micro_batch), strict=True
+            ):
+                if not stage.place.is_first:
+                    inputs = torch.empty_like(self._activation)
+                    dist.recv(inputs, self._neighbour(stage.place, -1), group=self._groups.pp.handle)
+                hidden = stage(inputs)
+                if stage.place.is_last:
+                    results.append(_sequence_losses(stage, hidden, goals))
+                else:
+                    hidden = hidden.contiguous()
+                    work = dist.isend(hidden, self._neighbour(stage.place, 1), group=self._groups.pp.handle)
+                    sending.append((work, hidden))
+        for work, _ in sending:
+            work.wait()
+        return torch.cat(results) if results else None
+
+    def _neighbour(self, place: StagePlace, distance: int) -> int:
+        """Rank that holds the stage before or after."""
+        return self._groups.pp.ranks[(place.index + distance) % self._groups.pp.size]
+
+
+def _sequence_losses(stage: ModelStage, hidden: Tensor, targets: Tensor) -> Tensor:
+    return stage.losses(hidden, targets).double().sum(0)
+
+
+def _make_schedule(
+    stages: list[PipelineStage], layout: Layout, micro_batches: int, loss: Callable[[Tensor, Tensor], Tensor]
+) -> Any:
+    """The layout's schedule; scaling and summing gradients is the buckets' business, hence scale_grads=False."""
+    if layout.schedule == "zero-bubble":
+        return ScheduleInterleavedZeroBubble(stages, micro_batches, loss, scale_grads=False)
+    if layout.vpp > 1:
+        return ScheduleInterleaved1F1B(stages, micro_batches, loss, scale_grads=False)
+    if micro_batches < layout.pp:
+        # Too few to keep every stage busy: 1F1B is then all warm-up and cool-down, which is what GPipe's order does.
+        return ScheduleGPipe(stages[0], micro_batches, loss, scale_grads=False)
+    return Schedule1F1B(stages[0], micro_batches, loss, scale_grads=False)
+
+
+def stage_places(layers: int, layout: Layout, pp_index: int) -> Iterator[StagePlace]:
+    """The stages of a pipeline rank: every pp-th one, from its own index on."""
+    stages = layout.pp * layout.vpp
+    counts = split_layers(layers, stages)
+    for index in range(pp_index, stages, layout.pp):
+        yield StagePlace(index=index, stages=stages, first_layer=sum(counts[:index]), layers=counts[index])
+
+
+def build_stages(model: ModelConfig, layout: Layout, groups: Groups) -> list[ModelStage]:
+    """This rank's stages, without storage."""
+    return [
+        ModelStage(model, place, TensorParallel(groups.tp, layout.sequence_parallel), layout.recompute)
+        for place in stage_places(model.layers, layout, groups.place.pp)
+    ]

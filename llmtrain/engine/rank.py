@@ -1,0 +1,85 @@
+"""One rank's life with torch: join the others, build, restore, train, leave."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import torch.distributed as dist
+
+from llmtrain.corpus.prepared import PreparedCorpus, open_prepared
+from llmtrain.engine.build import Parts, build_parts
+from llmtrain.engine.device import choose_device, init_process_group
+from llmtrain.engine.loop import Loop, peak_flops
+from llmtrain.engine.process import StopFlag
+from llmtrain.engine.rank_env import RankEnv
+from llmtrain.engine.saving import CheckpointFolder
+from llmtrain.errors import ConfigError, Problem
+from llmtrain.events.schema import Notice, Payload, PhaseStarted, RankFinished, Restored
+from llmtrain.run.data_file import read_data_file
+from llmtrain.run.job_file import AttemptFile, JobFile
+from llmtrain.run.layout import RunDir
+
+Emit = Callable[[Payload], None]
+
+
+def run_rank(
+    run: RunDir, env: RankEnv, job: JobFile, attempt: AttemptFile, emit: Emit, stop: StopFlag
+) -> None:
+    """Train until the end or until asked to stop. Raises ConfigError, CorpusError, CheckpointError, NumericError, and what
+    torch raises; `emit` has told the phases so far."""
+    if attempt.layout.world_size != env.world_size:
+        raise ConfigError(
+            [
+                Problem(
+                    str(run.attempt(env.attempt).attempt_json),
+                    f"its layout needs {attempt.layout.world_size} ranks, but torchrun started {env.world_size}",
+                )
+            ]
+        )
+    accelerator = job.spec.cluster.accelerator
+    device = choose_device(env.local_rank, accelerator if isinstance(accelerator, str) else accelerator.name)
+    if env.world_size > 1:
+        init_process_group(device, env.rank, env.world_size)
+    emit(PhaseStarted(phase="build"))
+    recipe = job.spec.recipe
+    corpus = open_corpus(run.data_json, job)
+    parts = build_parts(recipe, attempt.layout, env.rank, device, corpus.train, corpus.validation)
+    emit(PhaseStarted(phase="load"))
+    checkpoints = CheckpointFolder(run.checkpoints, job.run_id, parts, writer=f"attempt {attempt.number}")
+    progress, name, reason = checkpoints.restore(attempt.restore)
+    if env.rank == 0:
+        emit(Restored(step=progress.step, checkpoint=name, reason=reason))
+        _warn_about_restart(progress.step, reason, emit)
+    peak = peak_flops(accelerator, recipe.precision.mode)
+    loop = Loop(parts, checkpoints, emit, should_stop=lambda: stop.is_set, peak_flops=peak)
+    ended = loop.run(progress)
+    leave(parts)
+    emit(RankFinished(reason=ended, step=loop.step))
+
+
+def open_corpus(data_json: Path, job: JobFile) -> PreparedCorpus:
+    """Open the run's corpus and check that the model can read it."""
+    data = read_data_file(data_json)
+    corpus = open_prepared(Path(data.folder), digest=data.digest)
+    recipe = job.spec.recipe
+    corpus.check_fits(
+        vocab=recipe.model.vocab,
+        sequence=recipe.model.sequence,
+        validation=bool(recipe.data.validation_every),
+    )
+    return corpus
+
+
+def leave(parts: Parts) -> None:
+    """Part from the others, together."""
+    if parts.groups.world.size > 1:
+        dist.barrier()
+        dist.destroy_process_group()
+
+
+def _warn_about_restart(step: int, reason: str, emit: Emit) -> None:
+    if reason and step:
+        emit(
+            Notice(message=f"restored step {step}, not the newest checkpoint: {reason}", level="warning")
+        )

@@ -1,0 +1,57 @@
+"""The one table of the variables that torchrun gives a rank; no other file of the engine reads the environment."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from llmtrain.errors import Problem, UsageError
+
+VARIABLES: dict[str, str] = {
+    "rank": "RANK",
+    "local_rank": "LOCAL_RANK",
+    "world_size": "WORLD_SIZE",
+    "local_world_size": "LOCAL_WORLD_SIZE",
+    "node_rank": "GROUP_RANK",
+}
+"""Our word -> torchrun's."""
+
+ATTEMPT_VARIABLE = "TORCHELASTIC_RUN_ID"
+"""Holds `<run id>.<attempt>`, as the node script gives it to torchrun."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankEnv:
+    """A rank's place in the world, and which attempt of which run it belongs to."""
+
+    rank: int
+    local_rank: int
+    world_size: int
+    local_world_size: int
+    node_rank: int
+    run_id: str
+    attempt: int
+
+
+def read_rank_env(environment: Mapping[str, str] | None = None) -> RankEnv:
+    """Read torchrun's variables; raises UsageError that names each missing or odd one."""
+    source = os.environ if environment is None else environment
+    numbers: dict[str, int] = {}
+    wrong: list[Problem] = []
+    for word, variable in VARIABLES.items():
+        text = source.get(variable, "")
+        if text.isdigit():
+            numbers[word] = int(text)
+        else:
+            wrong.append(Problem(variable, f"is {text!r}, not a number" if text else "is not set"))
+    run_id, dot, attempt = source.get(ATTEMPT_VARIABLE, "").rpartition(".")
+    if not dot or not attempt.isdigit():
+        found = source.get(ATTEMPT_VARIABLE, "")
+        wrong.append(Problem(ATTEMPT_VARIABLE, f"is {found!r}, not <run id>.<attempt>"))
+    if wrong:
+        raise UsageError(
+            "a rank needs torchrun's variables: " + "; ".join(f"{p.where} {p.message}" for p in wrong),
+            hint="start ranks with `llmtrain launch`, or with torchrun --rdzv-id=<run id>.<attempt>",
+        )
+    return RankEnv(run_id=run_id, attempt=int(attempt), **numbers)

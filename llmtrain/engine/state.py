@@ -1,0 +1,92 @@
+"""The training state as pieces of logical tensors, to save and to load under any layout."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from llmtrain.config.codec import digest, to_json
+from llmtrain.config.layout import Layout
+from llmtrain.config.recipe import Recipe
+from llmtrain.engine.checkpoint.pieces import Piece
+from llmtrain.engine.parallel.buckets import Buckets
+from llmtrain.engine.parallel.groups import Groups
+from llmtrain.errors import CheckpointError
+from llmtrain.run.checkpoints import CheckpointInfo
+
+PARTS: tuple[str, ...] = ("master", "exp_avg", "exp_avg_sq")
+"""What is kept of every weight: itself and AdamW's two moments, all FP32. Key: `<tensor>/<part>`."""
+
+
+@dataclass(slots=True)
+class Progress:
+    """How far the training is."""
+
+    step: int = 0
+    """Optimizer steps done."""
+    consumed_samples: int = 0
+    """Global samples consumed."""
+    rate: float = 0.0
+    """Learning rate of the last step."""
+
+
+def state_pieces(buckets: Buckets, groups: Groups) -> Iterator[Piece]:
+    """Every piece that this rank holds. Of equal copies (tensor-parallel replicas, unsharded replicas, the other end's tied
+    embedding) one has owner=True."""
+    for bucket, parameter, number, flat_start, low, high in buckets.pieces():
+        spec = parameter.spec
+        logical = spec.pieces[number]
+        owner = not (
+            (spec.replicated_over_tp and groups.tp.index > 0)
+            or (spec.shared_over_pp and groups.place.pp > 0)
+            or (not bucket.sharded and groups.dp.index > 0)
+        )
+        for part in PARTS:
+            yield Piece(
+                key=f"{logical.name}/{part}",
+                global_shape=logical.shape,
+                box_start=logical.box_start,
+                box_shape=logical.box_shape,
+                flat_start=flat_start,
+                data=getattr(bucket, part)[low:high],
+                owner=owner,
+            )
+
+
+def recipe_digest(recipe: Recipe) -> str:
+    """Digest that a checkpoint carries and a resume compares: the whole recipe."""
+    return digest(to_json(recipe))
+
+
+def checkpoint_info(recipe: Recipe, run_id: str, layout: Layout, progress: Progress) -> CheckpointInfo:
+    """What a checkpoint says besides its tensors."""
+    extra: dict[str, Any] = {
+        "seed": recipe.train.seed,
+        "learning_rate": progress.rate,
+        "model": to_json(recipe.model),
+    }
+    return CheckpointInfo(
+        run_id=run_id,
+        recipe_digest=recipe_digest(recipe),
+        step=progress.step,
+        consumed_samples=progress.consumed_samples,
+        layout=to_json(layout),
+        extra=extra,
+    )
+
+
+def progress_of(info: CheckpointInfo, recipe: Recipe) -> Progress:
+    """Where a checkpoint stands; raises CheckpointError when its seed, model or data cursor is not this run's."""
+    if info.extra.get("seed") != recipe.train.seed:
+        raise CheckpointError(f"has seed {info.extra.get('seed')!r}, this run {recipe.train.seed}")
+    model = to_json(recipe.model)
+    saved = info.extra.get("model") or {}
+    changed = [name for name, value in model.items() if saved.get(name) != value]
+    if changed:
+        raise CheckpointError(f"is of another model: {', '.join(changed)} differ")
+    if info.consumed_samples != info.step * recipe.batch.global_size:
+        raise CheckpointError(
+            f"consumed {info.consumed_samples} samples in {info.step} steps, not {recipe.batch.global_size} a step"
+        )
+    return Progress(info.step, info.consumed_samples, float(info.extra.get("learning_rate", 0.0)))

@@ -1,0 +1,68 @@
+"""What this engine refuses, with the field, the reason and what to type instead."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from llmtrain.config.layout import Layout
+from llmtrain.config.recipe import ModelConfig, Recipe
+from llmtrain.errors import ConfigError, Problem
+from llmtrain.plan.engine_features import OWN_ENGINE
+
+
+def check_supported(recipe: Recipe, layout: Layout) -> None:
+    """Raise ConfigError with everything about a job that the engine cannot run."""
+    problems = [*_model_problems(recipe.model), *_layout_problems(recipe.model, layout)]
+    if recipe.precision.mode not in ("fp32", "tf32", "bf16"):
+        problems.append(
+            Problem(
+                "precision.mode", f"{recipe.precision.mode} is not trained yet", "use bf16, tf32 or fp32"
+            )
+        )
+    try:
+        layout.micro_batches(recipe.batch.global_size)
+    except ValueError as error:
+        problems.append(Problem("batch", str(error)))
+    if problems:
+        raise ConfigError(problems)
+
+
+def _model_problems(model: ModelConfig) -> Iterator[Problem]:
+    if model.kind == "moe" or (model.experts or 1) > 1:
+        yield Problem("model.kind", "mixture-of-experts models are planned but not trained", "use gpt or llama")
+    for name in ("kv_heads", "head_dim", "ffn_hidden", "norm", "activation", "qkv_bias", "bias", "tie_embeddings"):
+        if getattr(model, name) is None:
+            yield Problem(f"model.{name}", "is not resolved; job.json must hold a complete model")
+    if model.rope is not None and (model.head_dim or 0) % 2:
+        yield Problem("model.head_dim", f"rotary positions need an even head width, not {model.head_dim}")
+
+
+def _layout_problems(model: ModelConfig, layout: Layout) -> Iterator[Problem]:
+    for setting in OWN_ENGINE.missing(layout):
+        yield Problem(f"parallel.{setting.split('=')[0]}", f"the engine does not run {setting}")
+    if layout.pp == 1 and layout.vpp > 1:
+        yield Problem("parallel.vpp", f"vpp={layout.vpp} needs a pipeline", "set parallel.pp above 1")
+    if layout.pp * layout.vpp > model.layers:
+        yield Problem(
+            "parallel.pp",
+            f"pp={layout.pp} x vpp={layout.vpp} stages are more than {model.layers} layers",
+            f"set parallel.pp to at most {model.layers}",
+        )
+    divided = {
+        "heads": model.heads,
+        "kv_heads": model.kv_heads or model.heads,
+        "ffn_hidden": model.ffn_hidden or layout.tp,
+    }
+    for name, count in divided.items():
+        if count % layout.tp:
+            yield Problem(
+                "parallel.tp",
+                f"tp={layout.tp} does not divide model.{name}={count}",
+                f"set parallel.tp to a divisor of {count}",
+            )
+    if model.vocab < 8 * layout.tp:
+        yield Problem("parallel.tp", f"tp={layout.tp} is too much for a vocabulary of {model.vocab}")
+    if layout.sequence_parallel and model.sequence % layout.tp:
+        yield Problem(
+            "parallel.sequence_parallel", f"tp={layout.tp} does not divide model.sequence={model.sequence}"
+        )
