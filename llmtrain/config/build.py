@@ -7,11 +7,11 @@ import os.path
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from difflib import get_close_matches
 from pathlib import Path as FilePath
 from typing import Any
 
 from llmtrain import units
+from llmtrain.config.nearest import SYNONYMS, nearest
 from llmtrain.config.nodes import Node, Path, Scalar, Sequence, Table, printable, shown, to_plain
 from llmtrain.config.schema import (
     AnyType,
@@ -97,23 +97,20 @@ class Builder:
     def _unknown_keys(self, table: Table, specs: tuple[FieldSpec, ...], path: Path) -> set[str]:
         """Report keys that no field has; return the keys that were probably meant."""
         allowed = [spec.key for spec in specs]
-        guessed: set[str] = set()
+        meant: set[str] = set()
         for key in table.entries:
             if key in allowed:
                 continue
             free = [name for name in allowed if name not in table.entries]
-            close = get_close_matches(key, free, n=1) or get_close_matches(key, allowed, n=1)
-            guessed.update(close)
+            guess = nearest(key, free) or nearest(key, allowed)
+            elsewhere = None if guess == key or path else _in_a_section(key, specs)
+            if guess is not None and elsewhere is None:
+                meant.add(guess)
             inside = f" in {dotted(path)}" if path else ""
-            suggestion = f"did you mean `{close[0]}`? " if close else ""
-            self.problems.append(
-                Problem(
-                    table.keys[key],
-                    f"unknown key `{printable(key)}`{inside}",
-                    f"{suggestion}allowed: {', '.join(allowed)}" if allowed else "this section takes no keys",
-                )
-            )
-        return guessed
+            suggestion = f"did you mean `{elsewhere or guess}`? " if elsewhere or guess else ""
+            hint = f"{suggestion}allowed: {', '.join(allowed)}" if allowed else "this section takes no keys"
+            self.problems.append(Problem(table.keys[key], f"unknown key `{printable(key)}`{inside}", hint))
+        return meant
 
     def _missing(self, spec: FieldSpec, table: Table, path: Path) -> None:
         self.bad.add(path)
@@ -182,9 +179,8 @@ class Builder:
         return _PARSERS[unit](node.value if isinstance(node.value, str | int | float) else node.text)
 
     def _wrong(self, kind: FieldType, node: Node, path: Path) -> Any:
-        words = list(choices(kind))
-        close = get_close_matches(node.text, words, n=1) if isinstance(node, Scalar) else []
-        hint = f"did you mean `{close[0]}`?" if close else _hint(kind, node)
+        close = nearest(node.text, list(choices(kind))) if isinstance(node, Scalar) else None
+        hint = f"did you mean `{close}`?" if close is not None else _hint(kind, node)
         return self._fail(
             node.where, path, f"{dotted(path)} must be {describe(kind)}, not {shown(node)}", hint
         )
@@ -193,6 +189,16 @@ class Builder:
         self.bad.add(path)
         self.problems.append(Problem(where, message, hint))
         return INVALID
+
+
+def _in_a_section(key: str, specs: tuple[FieldSpec, ...]) -> str | None:
+    """`model.hidden` of `hidden`: a key that belongs one level deeper."""
+    for spec in specs:
+        if isinstance(spec.type, SectionType):
+            below = [entry.key for entry in fields_of(spec.type.cls)]
+            if key in below or SYNONYMS.get(key) in below:
+                return f"{spec.key}.{key if key in below else SYNONYMS[key]}"
+    return None
 
 
 def _accepts(kind: FieldType, node: Scalar) -> bool:

@@ -118,9 +118,19 @@ class SoftwareConfig:
     fused_optimizer: bool = True
     """Whether the optimizer updates all tensors in few kernels."""
     overlap_gradients: bool = False
-    """Whether gradients are reduced (and ZeRO weights gathered) while the backward pass still runs."""
+    """Whether gradients are reduced while the backward pass still runs."""
+    overlap_weights: bool = False
+    """Whether ZeRO weights are gathered beside the forward pass."""
     overlap_pipeline: bool = False
     """Whether stage-to-stage transfers run beside compute."""
+    selective_recompute: Literal["attention", "operators", "alternate-layers"] = "attention"
+    """What `recompute: selective` runs again.
+
+    `attention`: the attention core; `operators`: all but the attention core and every second product;
+    `alternate-layers`: every second layer in full.
+    """
+    fp8_scaling: Literal["delayed", "tensor", "row"] = "delayed"
+    """How FP8 scales are found: from earlier steps, from the tensor itself, or for each row."""
     pipeline_scatter: bool = False
     """Whether tensor-parallel ranks each send their share of a stage's output, which the receivers gather."""
     overlap_tensor: Share = 0.0

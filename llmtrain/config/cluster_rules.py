@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from difflib import get_close_matches
 
 from llmtrain.config.cluster import ClusterProfile, LinkConfig
+from llmtrain.config.nearest import nearest
 from llmtrain.config.rules import Rule, rule
 from llmtrain.errors import Problem
 from llmtrain.hardware import ACCELERATORS, LINKS
@@ -127,8 +127,8 @@ def _link(place: str, link: LinkConfig, *, inside_node: bool) -> Iterator[Proble
 
 
 def _nearest(name: str, known: list[str]) -> str:
-    close = get_close_matches(name.lower(), known, n=1)
-    suggestion = f"did you mean `{close[0]}`? " if close else ""
+    close = nearest(name, known)
+    suggestion = f"did you mean `{close}`? " if close is not None else ""
     return f"{suggestion}known: {', '.join(known)}"
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from llmtrain.config.fields import PositiveInt
 from llmtrain.parallel_dims import ParallelDims
 
 Schedule = Literal["1f1b", "interleaved", "zero-bubble"]
@@ -18,15 +19,15 @@ class Layout:
     Accumulation follows: micro_batches(replica) x micro_batch sums to the global batch.
     """
 
-    dp: int = 1
-    tp: int = 1
-    pp: int = 1
-    vpp: int = 1
-    cp: int = 1
-    ep: int = 1
+    dp: PositiveInt = 1
+    tp: PositiveInt = 1
+    pp: PositiveInt = 1
+    vpp: PositiveInt = 1
+    cp: PositiveInt = 1
+    ep: PositiveInt = 1
     zero: Literal[0, 1, 2, 3] = 1
     sequence_parallel: bool = False
-    micro_batch: int = 1
+    micro_batch: PositiveInt = 1
     schedule: Schedule = "1f1b"
     recompute: Recompute = "none"
 

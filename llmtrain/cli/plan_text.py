@@ -1,0 +1,127 @@
+"""A plan as a person reads it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from llmtrain.cli.console import columns, paint
+from llmtrain.units import format_bytes, format_count, format_duration
+
+if TYPE_CHECKING:
+    from llmtrain.config.job import JobSpec
+    from llmtrain.config.layout import Layout
+    from llmtrain.plan.plan import Candidate, Plan, Rung
+
+_HEADER = ("", "LAYOUT", "MICRO", "STEP", "TOKENS/S/GPU", "MFU", "BUBBLE", "EXPOSED COMM.", "MEMORY/GPU")
+_RIGHT = (2, 3, 4, 5, 6, 7, 8)
+
+
+def plan_text(spec: JobSpec, plan: Plan, nodes: int) -> str:
+    """Plans, the best one in detail, and the ladder."""
+    blocks = [_title(spec, plan, nodes), _plans(plan), _best(spec, plan.plans[0])]
+    if len(plan.ladder) > 1:
+        blocks.append(_ladder(plan))
+    return "\n\n".join(blocks)
+
+
+def layout_words(layout: Layout) -> str:
+    """`dp8 tp8 pp4 vpp2 zero1 sp full`: the axes, and the knobs that are on."""
+    degrees = {axis: getattr(layout, axis) for axis in ("dp", "tp", "pp", "vpp", "cp", "ep")}
+    words = [
+        f"{axis}{degree}" for axis, degree in degrees.items() if degree > 1 or axis in {"dp", "tp", "pp"}
+    ]
+    words.append(f"zero{layout.zero}")
+    if layout.sequence_parallel:
+        words.append("sp")
+    if layout.schedule == "zero-bubble":
+        words.append("zero-bubble")
+    if layout.recompute != "none":
+        words.append(f"recompute-{layout.recompute}")
+    return " ".join(words)
+
+
+def _title(spec: JobSpec, plan: Plan, nodes: int) -> str:
+    recipe, cluster = spec.recipe, spec.cluster
+    gpus = nodes * cluster.gpus_per_node
+    tokens = recipe.batch.global_size * recipe.model.sequence
+    accelerator = cluster.accelerator if isinstance(cluster.accelerator, str) else cluster.accelerator.name
+    return (
+        f"{paint(recipe.name, 'bold')} on {paint(cluster.name, 'bold')}: "
+        f"{format_count(plan.model.parameters)} parameters, {format_count(tokens)} tokens a step, "
+        f"{gpus} x {accelerator} ({_plural(nodes, 'node')})"
+    )
+
+
+def _plans(plan: Plan) -> str:
+    rows = [(str(number), *_cells(candidate)) for number, candidate in enumerate(plan.plans, start=1)]
+    return columns(_HEADER, rows, right=_RIGHT)
+
+
+def _cells(candidate: Candidate) -> tuple[str, ...]:
+    predicted = candidate.predicted
+    memory = predicted.memory
+    return (
+        layout_words(candidate.layout),
+        f"{candidate.layout.micro_batch} x {candidate.accumulation}",
+        format_duration(predicted.step_seconds),
+        f"{predicted.tokens_per_second_per_gpu:,.0f}",
+        _percent(predicted.mfu),
+        _percent(predicted.bubble_ratio),
+        _percent(predicted.exposed_communication_ratio),
+        f"{format_bytes(memory.total)} of {format_bytes(memory.capacity)}",
+    )
+
+
+def _best(spec: JobSpec, best: Candidate) -> str:
+    memory, predicted = best.predicted.memory, best.predicted
+    kinds = ("parameters", "gradients", "optimizer", "activations", "workspace")
+    parts = ", ".join(f"{kind} {format_bytes(getattr(memory, kind))}" for kind in kinds)
+    steps = spec.recipe.train.steps or 0
+    length = format_duration(predicted.train_days * 86400)
+    return (
+        f"Plan 1: {format_count(steps)} steps take about {length}, {predicted.gpu_hours:,.1f} GPU hours.\n"
+        f"Fullest rank: {parts}."
+    )
+
+
+def _ladder(plan: Plan) -> str:
+    """One row for every stretch of node counts with the same layout."""
+    rows: list[tuple[str, ...]] = []
+    for stretch in _stretches(plan.ladder):
+        first, last = stretch[0], stretch[-1]
+        nodes = str(first.nodes) if first is last else f"{first.nodes} to {last.nodes}"
+        if first.candidate is None:
+            rows.append((nodes, "nothing fits", "", "", "", ""))
+            continue
+        idle = str(first.idle_nodes) if first is last else f"{first.idle_nodes} to {last.idle_nodes}"
+        counts = sorted(set(first.micro_batches), reverse=True)
+        rows.append(
+            (
+                nodes,
+                layout_words(first.candidate.layout),
+                f"{first.candidate.layout.micro_batch} x {' or '.join(map(str, counts))}",
+                format_duration(first.candidate.predicted.step_seconds),
+                _percent(first.candidate.predicted.mfu),
+                idle,
+            )
+        )
+    header = ("NODES LEFT", "LAYOUT", "MICRO", "STEP", "MFU", "IDLE NODES")
+    return columns(header, rows, right=(2, 3, 4, 5))
+
+
+def _stretches(ladder: tuple[Rung, ...]) -> list[list[Rung]]:
+    stretches: list[list[Rung]] = []
+    for rung in ladder:
+        if stretches and stretches[-1][-1].candidate == rung.candidate:
+            stretches[-1].append(rung)
+        else:
+            stretches.append([rung])
+    return stretches
+
+
+def _percent(ratio: float) -> str:
+    return f"{100 * ratio:.1f} %"
+
+
+def _plural(count: int, noun: str) -> str:
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
