@@ -1,0 +1,65 @@
+"""`llmtrain logs`: what ranks, agents and the supervisor printed."""
+
+from __future__ import annotations
+
+import sys
+from functools import partial
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from llmtrain.cli import console
+from llmtrain.cli.status import Runs
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command("logs")(_logs)
+
+
+def _logs(
+    run: Annotated[
+        str, typer.Argument(metavar="RUN", help="Run id, its beginning, or the path of a run directory.")
+    ],
+    rank: Annotated[
+        int | None, typer.Option(metavar="R", min=0, help="Only this rank.", show_default=False)
+    ] = None,
+    attempt: Annotated[
+        int | None,
+        typer.Option(metavar="N", min=1, help="This attempt; default: the newest.", show_default=False),
+    ] = None,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the run ends.")] = False,
+    lines: Annotated[
+        int | None,
+        typer.Option(
+            "--lines",
+            "-n",
+            metavar="N",
+            min=0,
+            help="Only the last N lines of each file; default: all, with --follow 10.",
+            show_default=False,
+        ),
+    ] = None,
+    no_prefix: Annotated[bool, typer.Option("--no-prefix", help="Lines as they were printed.")] = False,
+    runs: Runs = Path("runs"),
+) -> None:
+    """Print the logs of a run; without --rank each line stands after the name of who wrote it."""
+    from llmtrain.observe.logs import follow_logs, log_files, read_logs, run_over
+    from llmtrain.run.find import find_run
+
+    found = find_run(run, runs)
+    prefix = not no_prefix and rank is None
+    files = log_files(found, rank=rank, attempt=attempt)
+    if not follow:
+        for line in read_logs(files, lines=lines, prefix=prefix):
+            console.emit(line)
+        return
+    listing = partial(log_files, found, rank=rank, attempt=attempt)
+    lines = 10 if lines is None else lines
+    try:
+        for line in follow_logs(listing, lines=lines, prefix=prefix, ended=run_over(found)):
+            console.emit(line)
+            sys.stdout.flush()
+    except KeyboardInterrupt:
+        raise typer.Exit(0) from None

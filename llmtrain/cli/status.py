@@ -1,0 +1,94 @@
+"""`llmtrain status`: what a run is doing, or all runs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from llmtrain.cli import console
+from llmtrain.cli.options import Json
+from llmtrain.errors import UsageError
+
+Runs = Annotated[Path, typer.Option("--runs", metavar="DIR", help="Folder of run directories.")]
+"""`--runs` of the commands that take a run id."""
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command("status")(_status)
+
+
+def _status(
+    run: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[RUN]",
+            help="Run id, its beginning, or the path of a run directory. Without it: list all runs.",
+            show_default=False,
+        ),
+    ] = None,
+    watch: Annotated[bool, typer.Option("--watch", "-w", help="Keep showing it until the run ends.")] = False,
+    interval: Annotated[
+        float, typer.Option(metavar="SECONDS", min=0.1, help="Time between two looks of --watch.")
+    ] = 1.0,
+    runs: Runs = Path("runs"),
+    as_json: Json = False,
+) -> None:
+    """Show what a run is doing: step, loss, speed, ranks, attempts, checkpoint. Without RUN: list runs."""
+    if watch and as_json:
+        raise UsageError("--watch and --json exclude each other", where="--watch", hint="poll with --json")
+    if run is None:
+        if watch:
+            raise UsageError("--watch needs a run", where="RUN", hint="llmtrain status RUN --watch")
+        _list(runs, as_json)
+        return
+    from llmtrain.run.find import find_run
+
+    found = find_run(run, runs)
+    if as_json:
+        from llmtrain.observe.document import status_document
+        from llmtrain.observe.run_reader import read_view
+
+        console.emit_json(status_document(read_view(found)))
+        return
+    from llmtrain.observe.terminal import make_console
+
+    terminal = make_console()
+    if watch:
+        from llmtrain.observe.watch import watch as watch_run
+
+        try:
+            watch_run(found, terminal, interval=interval)
+        except KeyboardInterrupt:
+            raise typer.Exit(0) from None
+        return
+    from llmtrain.observe.run_reader import read_view
+    from llmtrain.observe.status import status_screen
+    from llmtrain.observe.terminal import screen_of
+
+    terminal.print(status_screen(read_view(found), screen_of(terminal)))
+
+
+def _list(runs: Path, as_json: bool) -> None:
+    from llmtrain.run.find import list_runs
+
+    found = list_runs(runs)
+    if not found and not as_json:
+        console.say(f"no run below {runs}/; start one with: llmtrain launch tiny")
+        return
+    from llmtrain.observe.run_reader import read_views
+
+    views, unreadable = read_views(found)
+    if as_json:
+        from llmtrain.observe.document import runs_document
+
+        console.emit_json(runs_document(views, unreadable))
+        return
+    from llmtrain.observe.run_list import runs_table
+    from llmtrain.observe.terminal import make_console
+
+    make_console().print(runs_table(views))
+    for path in unreadable:
+        console.say(f"cannot read {path}")

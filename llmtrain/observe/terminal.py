@@ -1,0 +1,30 @@
+"""What the terminal can do: width, height, colour, characters."""
+
+from __future__ import annotations
+
+import sys
+
+from rich.console import Console
+
+from llmtrain.observe.status import Screen
+
+
+def make_console(*, stderr: bool = False) -> Console:
+    """A console that keeps to NO_COLOR and to the terminal's size and guesses no numbers or paths to
+    paint."""
+    return Console(stderr=stderr, highlight=False, markup=False, emoji=False, soft_wrap=False)
+
+
+def screen_of(console: Console, *, full: bool = False) -> Screen:
+    """The space on a console; with `full` the view is cut to the terminal's height."""
+    return Screen(
+        width=max(40, console.width),
+        height=max(8, console.height - 1) if full else None,
+        unicode=takes_unicode(console),
+    )
+
+
+def takes_unicode(console: Console) -> bool:
+    """Whether braille and block characters can be written."""
+    encoding = getattr(console.file, "encoding", None) or sys.getdefaultencoding()
+    return encoding.lower().replace("-", "") in ("utf8", "utf16", "utf32")
