@@ -101,8 +101,7 @@ class Builder:
         for key in table.entries:
             if key in allowed:
                 continue
-            free = [name for name in allowed if name not in table.entries]
-            guess = nearest(key, free) or nearest(key, allowed)
+            guess = nearest(key, allowed)
             elsewhere = None if guess == key or path else _in_a_section(key, specs)
             if guess is not None and elsewhere is None:
                 meant.add(guess)

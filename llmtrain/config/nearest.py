@@ -1,4 +1,4 @@
-"""The valid name that a wrong one probably means: typing errors, words cut short, and what other tools call it."""
+"""The valid name that a wrong one probably means: typing errors, short forms, what other tools call it."""
 
 from __future__ import annotations
 
