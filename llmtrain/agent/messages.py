@@ -147,7 +147,7 @@ class ScriptEnded(Message):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gone(Message):
-    """The agent leaves; nothing of the attempt runs on its node but the pids in `left`, which would not die."""
+    """The agent leaves; nothing of the attempt runs on its node but `left`, pids that would not die."""
 
     type: ClassVar[str] = "gone"
     left: tuple[int, ...] = ()

@@ -46,6 +46,8 @@ class JobStatus:
     state: JobState
     raw: str = ""
     reason: str = ""
+    exit_code: int | None = None
+    """Of a job that has ended, where it is known; -n: killed by signal n."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

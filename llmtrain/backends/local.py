@@ -38,6 +38,11 @@ class LocalBackend:
 
     def poll(self, handle: JobHandle) -> JobStatus:
         """Whether the supervisor process runs; how it ended is in the run's record."""
+        child = _CHILDREN.get(int(handle.id))
+        code = None if child is None else child.poll()
+        if code is not None:
+            state = JobState.SUCCEEDED if code == 0 else JobState.FAILED
+            return JobStatus(state=state, raw="exited", exit_code=code)
         try:
             os.kill(int(handle.id), 0)
         except ProcessLookupError:

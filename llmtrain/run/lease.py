@@ -97,17 +97,22 @@ def acquire(run: RunDir) -> Lease:
     folder = run.lease
     folder.mkdir(parents=True, exist_ok=True)
     while True:
-        holder = read_holder(run)
-        if holder is not None and holder.is_alive:
-            raise UsageError(
-                f"run {run.run_id} is already supervised by {holder.describe()}",
-                where=str(run.path),
-                hint=f"watch it with `llmtrain status {run.path} --watch`, "
-                f"or end it with `llmtrain stop {run.path}`",
-            )
+        refuse_if_supervised(run)
         token, now = 1 + max(_tokens(folder), default=0), time.time()
         if create_once(_path(folder, token), _text(this_process(), now, released=False)):
             return Lease(folder, token, now)
+
+
+def refuse_if_supervised(run: RunDir) -> None:
+    """Raise UsageError when a live supervisor holds the lease."""
+    holder = read_holder(run)
+    if holder is not None and holder.is_alive:
+        raise UsageError(
+            f"run {run.run_id} is already supervised by {holder.describe()}",
+            where=str(run.path),
+            hint=f"watch it with `llmtrain status {run.path} --watch`, "
+            f"or end it with `llmtrain stop {run.path}`",
+        )
 
 
 def read_holder(run: RunDir) -> LeaseHolder | None:

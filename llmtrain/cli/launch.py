@@ -1,0 +1,83 @@
+"""`llmtrain launch`: start a run and show it until it ends."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from llmtrain.cli import console
+from llmtrain.cli.options import ClusterName, Json, Overrides, RecipeName
+from llmtrain.errors import ExitStatus
+
+if TYPE_CHECKING:
+    from llmtrain.render.scripts import RenderedJob
+    from llmtrain.run.layout import RunDir
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command("launch")(_launch)
+
+
+def _launch(
+    recipe: RecipeName,
+    cluster: ClusterName = "local",
+    overrides: Overrides = None,
+    run_dir: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="The run's folder; default: a new one below the storage path."),
+    ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Print the files that a launch would write, and start nothing.")
+    ] = False,
+    detach: Annotated[
+        bool, typer.Option("--detach", help="Leave at once; the run goes on by itself.")
+    ] = False,
+    as_json: Json = False,
+) -> int:
+    """Start a run: plan it, write its folder, start its ranks, and show it until it ends.
+
+    Ctrl-C once saves and stops the run, twice stops it now. The exit code is the run's.
+    """
+    import sys
+
+    from llmtrain import __version__
+    from llmtrain.config.job import resolve
+    from llmtrain.plan.document import plan_document
+    from llmtrain.plan.make import make_plan
+    from llmtrain.render.scripts import render
+    from llmtrain.run.job_file import JobFile
+    from llmtrain.supervise.create import create_run, run_dir_for
+
+    spec = resolve(recipe, cluster, overrides or [])
+    plan = make_plan(spec)
+    run = run_dir_for(spec.recipe.name, spec.cluster.storage.path, run_dir)
+    job = JobFile(run_id=run.run_id, version=__version__, spec=spec, layout=plan.plans[0].layout)
+    rendered = render(job, plan_document(plan), run, python=sys.executable)
+    if dry_run:
+        _show(run, rendered, as_json=as_json)
+        return ExitStatus.DONE
+
+    from llmtrain.backends.registry import load_backend
+    from llmtrain.cli.attach import start_and_attach
+    from llmtrain.errors import ConfigError
+
+    backend = load_backend(spec.cluster)
+    if problems := backend.check(spec):
+        raise ConfigError(problems)
+    console.say_problems(plan.problems, word="warning")
+    create_run(run, rendered)
+    return start_and_attach(run, job, backend, detach=detach, as_json=as_json)
+
+
+def _show(run: RunDir, rendered: RenderedJob, *, as_json: bool) -> None:
+    """The files as they would be written; nothing is added to their text."""
+    if as_json:
+        files = [{"path": name, "bytes": len(text.encode())} for name, text in rendered.files.items()]
+        console.emit_json({"run": run.run_id, "path": str(run.path), "files": files})
+        return
+    for name, text in rendered.files.items():
+        console.say(console.paint(f"==> {run.path / name} <==", "bold"))
+        console.emit(text.removesuffix("\n"))

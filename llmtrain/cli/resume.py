@@ -1,0 +1,72 @@
+"""`llmtrain resume`: go on with a run that was stopped, gave up, or lost its supervisor."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from llmtrain.cli import console
+from llmtrain.cli.options import Json
+from llmtrain.errors import CheckpointError, ExitStatus
+
+if TYPE_CHECKING:
+    from llmtrain.run.layout import RunDir
+    from llmtrain.run.record import RunRecord
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command("resume")(_resume)
+
+
+def _resume(
+    run: Annotated[str, typer.Argument(metavar="RUN", help="Run id, its beginning, or the run's folder.")],
+    detach: Annotated[
+        bool, typer.Option("--detach", help="Leave at once; the run goes on by itself.")
+    ] = False,
+    as_json: Json = False,
+) -> int:
+    """Go on with a run from its newest valid checkpoint; never silently from the beginning.
+
+    A finished run is left as it is (exit code 0); a run that is being supervised is refused.
+    """
+    import sys
+
+    from llmtrain.backends.registry import load_backend
+    from llmtrain.cli.attach import start_and_attach
+    from llmtrain.render.scripts import render_scripts
+    from llmtrain.run.find import find_run
+    from llmtrain.run.job_file import read_job_file
+    from llmtrain.run.layout import RunDir
+    from llmtrain.run.lease import refuse_if_supervised
+    from llmtrain.run.record import read_record
+    from llmtrain.supervise.create import rewrite_scripts
+
+    found = RunDir(find_run(run).path.absolute())
+    refuse_if_supervised(found)
+    record, job = read_record(found), read_job_file(found.job_json)
+    if record.stage == "ended" and record.exit_status == ExitStatus.DONE:
+        console.say(f"run {found.run_id} is done: step {record.reached_step} was the last one")
+        if as_json:
+            console.emit_json({"run": found.run_id, "path": str(found.path), "exit_status": 0})
+        return ExitStatus.DONE
+    _refuse_fresh(found, record)
+    found.stop_file.unlink(missing_ok=True)
+    rewrite_scripts(found, render_scripts(job, found, python=sys.executable))
+    return start_and_attach(found, job, load_backend(job.spec.cluster), detach=detach, as_json=as_json)
+
+
+def _refuse_fresh(run: RunDir, record: RunRecord) -> None:
+    """Raise CheckpointError when the run has saved before and nothing of it can be loaded."""
+    from llmtrain.run.checkpoints.verify import newest_valid
+
+    selection = newest_valid(run.checkpoints, checksums=False)
+    if selection.checkpoint is None and record.committed_step:
+        raise CheckpointError(
+            f"the run saved step {record.committed_step}, but its checkpoints are gone",
+            where=str(run.checkpoints),
+            hint="put them back, or start a new run with `llmtrain launch`",
+        )
+    if selection.skipped:
+        console.say_problems(selection.skipped, word="warning")

@@ -1,0 +1,86 @@
+"""`llmtrain stop`: ask a run to save and leave, and wait until it has."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from llmtrain.cli import console
+from llmtrain.cli.options import Json
+from llmtrain.errors import ExitStatus, RunError
+
+if TYPE_CHECKING:
+    from llmtrain.run.layout import RunDir
+    from llmtrain.run.lease import LeaseHolder
+
+TEAR_DOWN_SECONDS = 60.0
+"""Longest wait beyond the time that the ranks get to save."""
+DEFAULT_GRACE_SECONDS = 120.0
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command("stop")(_stop)
+
+
+def _stop(
+    run: Annotated[str, typer.Argument(metavar="RUN", help="Run id, its beginning, or the run's folder.")],
+    now: Annotated[bool, typer.Option("--now", help="Kill the ranks at once, without saving.")] = False,
+    grace: Annotated[
+        float | None,
+        typer.Option(metavar="SECONDS", min=0.0, help="How long the ranks get to save; default: 120."),
+    ] = None,
+    as_json: Json = False,
+) -> int:
+    """Stop a run: its ranks save at the end of the current step and leave. `resume` goes on with it.
+
+    Exit code 0 once the run is not running any more, whoever ended it.
+    """
+    from llmtrain.run.find import find_run
+    from llmtrain.run.lease import read_holder
+    from llmtrain.run.record import read_record
+    from llmtrain.supervise.stop import ask_to_stop
+
+    found = find_run(run)
+    holder = read_holder(found)
+    if holder is not None and holder.is_alive:
+        ask_to_stop(found, now=now, grace=grace)
+        console.say(
+            f"asked the supervisor ({holder.describe()}) to {'leave now' if now else 'save and leave'}"
+        )
+        _wait(found, holder, 0.0 if now else DEFAULT_GRACE_SECONDS if grace is None else grace)
+        word = "stopped"
+    else:
+        word = _end_leftovers(found)
+    record = read_record(found)
+    console.say(f"run {found.run_id}: {word}{f' ({record.message})' if record.message else ''}")
+    if as_json:
+        console.emit_json(
+            {"run": found.run_id, "path": str(found.path), "state": word, "exit_status": record.exit_status}
+        )
+    return ExitStatus.DONE
+
+
+def _wait(run: RunDir, holder: LeaseHolder, grace: float) -> None:
+    """Wait until the supervisor has left. Raises RunError when it takes longer than it may."""
+    import time
+
+    from llmtrain.run.lease import read_holder
+
+    deadline = time.monotonic() + grace + TEAR_DOWN_SECONDS
+    while (current := read_holder(run)) is not None and current.is_alive and current.token == holder.token:
+        if time.monotonic() > deadline:
+            hint = f"`llmtrain stop {run.path} --now` kills it; the supervisor is {holder.describe()}"
+            raise RunError("the run has not stopped in time", where=str(run.path), hint=hint)
+        time.sleep(0.1)
+
+
+def _end_leftovers(run: RunDir) -> str:
+    """End ranks of a run without supervisor on this machine; what became of them, in a word."""
+    from llmtrain.agent.sweep import sweep
+
+    swept = sweep(run.path.absolute())
+    if swept.remaining:
+        raise RunError(f"processes {swept.remaining} cannot be killed", where=str(run.path))
+    return f"killed {len(swept.killed)} leftover processes" if swept.killed else "was not running"
