@@ -1,0 +1,64 @@
+"""The beginning of a run: its id, and its directory written from the rendered files."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+from llmtrain.errors import RunError, UsageError
+from llmtrain.render.scripts import RenderedJob
+from llmtrain.run.atomic import write_atomic
+from llmtrain.run.layout import RunDir
+from llmtrain.run.record import RunRecord, write_record
+
+LAST = "job.json"
+"""Written last: a folder without it is no run."""
+
+
+def new_run_id(recipe: str, *, now: float, random: bytes) -> str:
+    """`<recipe>-<date>-<time>-<4 hex digits>`, in UTC."""
+    stamp = time.strftime("%Y%m%d-%H%M%S", time.gmtime(now))
+    return f"{recipe}-{stamp}-{random[:2].hex()}"
+
+
+def run_dir_for(recipe: str, storage: str, given: Path | None) -> RunDir:
+    """The absolute run directory of a new run: the given one, or a fresh name below the storage folder.
+
+    Raises UsageError for a folder that is in use.
+    """
+    if given is None:
+        name = new_run_id(recipe, now=time.time(), random=os.urandom(2))
+        return RunDir(Path(storage).expanduser().absolute() / name)
+    path = Path(os.path.normpath(given.expanduser().absolute()))
+    run = RunDir(path)
+    if run.job_json.exists():
+        hint = f"go on with it by `llmtrain resume {path}`, or choose another --run-dir"
+        raise UsageError("there is a run in this folder already", where=str(path), hint=hint)
+    if path.exists() and (not path.is_dir() or any(path.iterdir())):
+        raise UsageError("is not an empty folder", where=str(path), hint="choose another --run-dir")
+    return run
+
+
+def create_run(run: RunDir, job: RenderedJob) -> None:
+    """Write the run directory. Raises RunError when the file system refuses.
+
+    Of two launches into one folder, one gets the job file in and the other is told.
+    """
+    try:
+        run.path.mkdir(parents=True, exist_ok=True)
+        for name in sorted(job.files, key=lambda each: (each == LAST, each)):
+            write_atomic(run.path / name, job.files[name], mode=0o755 if name.endswith(".sh") else 0o644)
+        write_record(run, RunRecord(run_id=run.run_id, created=time.time()))
+    except OSError as error:
+        message = f"cannot be written: {(error.strerror or str(error)).lower()}"
+        raise RunError(message, where=str(error.filename or run.path)) from error
+
+
+def rewrite_scripts(run: RunDir, scripts: RenderedJob) -> None:
+    """Bring the scripts of a run up to date before it is resumed. Raises RunError."""
+    try:
+        for name, text in scripts.files.items():
+            write_atomic(run.path / name, text, mode=0o755)
+    except OSError as error:
+        raise RunError(f"cannot be written: {error.strerror}", where=str(run.scripts)) from error
