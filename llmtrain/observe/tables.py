@@ -78,12 +78,12 @@ def attempts_table(view: RunView, most: int) -> Table:
 
 
 def _attempt_row(view: RunView, attempt: AttemptState) -> list[str | Text]:
-    running = "running" if attempt is view.state.current and view.state.ended is None else "ended"
-    word = attempt.outcome or (running if view.is_supervised else "abandoned")
+    goes_on = attempt is view.state.current and view.state.ended is None and view.is_supervised
+    word = attempt.outcome or ("running" if goes_on else "abandoned")
     steps = f"{attempt.first_step} to {attempt.last_step}" if attempt.first_step is not None else UNKNOWN
     lasted = attempt.seconds
     if not attempt.outcome and attempt.started is not None:
-        lasted = view.now - attempt.started if view.is_supervised else None
+        lasted = view.now - attempt.started if goes_on else None
     lost = lost_steps_of(attempt, view.state.attempts)
     return [
         str(attempt.number),

@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import os
 import sys
 
 from rich.console import Console
 
 from llmtrain.observe.status import Screen
 
+PIPE_WIDTH = 160
+"""Columns where there is no terminal: what a script reads should not be cut at 80."""
+
 
 def make_console(*, stderr: bool = False) -> Console:
     """A console that keeps to NO_COLOR and to the terminal's size and guesses no numbers or paths to
     paint."""
-    return Console(stderr=stderr, highlight=False, markup=False, emoji=False, soft_wrap=False)
+    console = Console(stderr=stderr, highlight=False, markup=False, emoji=False)
+    if not console.is_terminal and "COLUMNS" not in os.environ:
+        console.width = PIPE_WIDTH
+    return console
 
 
 def screen_of(console: Console, *, full: bool = False) -> Screen:
