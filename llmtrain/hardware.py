@@ -45,7 +45,7 @@ class Accelerator:
     """Share of the peak that long causal attention reaches forward, FLOPs of half the square: flash1, flash2, flash3."""
     launch_gap: float = 3e-6
     """Seconds from the end of one kernel to the start of the next."""
-    context: float = 2.5 * GB
+    context: float = 3.5 * GB
     """Bytes that the driver, the libraries and communication buffers take."""
 
     def peak(self, mode: str) -> float:

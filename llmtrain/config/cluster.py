@@ -102,6 +102,8 @@ class SoftwareConfig:
     The defaults are this package's own engine.
     """
 
+    framework: Literal["llmtrain", "megatron", "deepspeed", "fsdp"] = "llmtrain"
+    """Whose bookkeeping of buffers and saved tensors the memory follows; `fsdp`: eager PyTorch under FSDP."""
     attention: Literal["flash1", "flash2", "flash3", "unfused"] = "flash2"
     """Attention kernel.
 

@@ -12,6 +12,10 @@ from dataclasses import dataclass
 from llmtrain.plan.machine import LinkSpeed, Machine
 
 
+_SHARED_PORTS = 0.75
+"""Share of the ports' bandwidth that is left when several rings of a node compete for them."""
+
+
 @dataclass(frozen=True, slots=True)
 class Group:
     """Where the ranks of one communication group lie."""
@@ -43,7 +47,7 @@ def ring_seconds(machine: Machine, where: Group, moved: float, passes: int) -> f
     if where.per_node >= size:
         return intra.latency + steps * intra.hop + share / (intra.bus * _fewer_peers(size))
     inter = _inter(machine)
-    bus = min(intra.bus, inter.bus / where.rings)
+    bus = min(intra.bus, inter.bus / where.rings * (_SHARED_PORTS if where.rings > 1 else 1.0))
     node_steps = passes * (-(-size // where.per_node) - 1)
     hops = (steps - node_steps) * intra.hop + node_steps * inter.hop
     return inter.latency + _tree_hops(hops, size, inter.hop, passes) + share / bus

@@ -39,7 +39,13 @@ class EngineFeatures:
             yield f"ep={layout.ep}"
 
 
-OWN_ENGINE = EngineFeatures()
+OWN_ENGINE = EngineFeatures(
+    schedules=("1f1b", "interleaved", "zero-bubble"),
+    recompute=("none", "selective", "full"),
+    zero=(0, 1),
+    sequence_parallel=True,
+    uneven_layers=True,
+)
 """What `llmtrain launch` can run today."""
 
 ANY_ENGINE = EngineFeatures(

@@ -30,7 +30,8 @@ class Evaluator:
 
     def memory(self, layout: Layout, micro_batches: int) -> MemoryBytes:
         """Memory of the fullest rank."""
-        return fullest_stage(self.work, layout, self.machine, micro_batches)[1]
+        found = fullest_stage(self.work, layout, self.machine, micro_batches)
+        return found.by_kind(self.machine.capacity)
 
     def breakdown(self, layout: Layout, micro_batches: int) -> Breakdown:
         """The step as a sum."""

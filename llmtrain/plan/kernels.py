@@ -21,6 +21,10 @@ _BACKWARD_SHARE = 0.84
 """Rate of the backward attention kernel against the forward one."""
 _SHORT_KEYS = 512.0
 """Keys at which a fused attention kernel reaches half of its rate."""
+_ALIGNED = ((64, 1.0), (16, 0.95), (8, 0.90), (4, 0.55), (2, 0.40), (1, 0.25))
+"""Rate of a product whose inner dimensions are multiples of so many elements and no more."""
+_ROW_SCALED = 0.62
+"""Rate of FP8 products with one scale a row against one scale a tensor."""
 _QUERY_BLOCK = 128
 """Query rows that one thread block of a fused attention kernel owns."""
 
@@ -39,10 +43,14 @@ class Kernels:
         self._units = accelerator.multiprocessors
         self._gap = machine.launch_gap
         self._bandwidth = machine.memory_bandwidth
-        self._fp8_ceiling = accelerator.fp8_ceiling * machine.gemm / accelerator.gemm_ceiling
+        self._plain_rate = self._plain_peak * machine.gemm
+        self._fp8_rate = self.peak * accelerator.fp8_ceiling * machine.gemm / accelerator.gemm_ceiling
+        if machine.software.fp8_scaling == "row":
+            self._fp8_rate *= _ROW_SCALED
         kernels = ("flash1", "flash2", "flash3")
         fused = machine.software.attention
         self._attention_share = accelerator.attention[kernels.index(fused)] if fused in kernels else 0.0
+        self._batches: dict[tuple[int, int, int, int], float] = {}
         self._remembered: dict[tuple[int, int, int, bool, bool], float] = {}
 
     def stream(self, moved: float, kernels: float = 1.0) -> float:
@@ -63,16 +71,14 @@ class Kernels:
         return seconds
 
     def _product(self, m: int, n: int, k: int, accumulate: bool, fp8: bool) -> float:
-        ceiling = self._fp8_ceiling if fp8 else self._machine.gemm
-        peak = self.peak if fp8 else self._plain_peak
         size = 1 if fp8 else self._element
         moved = size * (m * k + k * n) + (8 if accumulate else self._element) * m * n
         memory = moved / self._bandwidth
-        if fp8:  # quantise both operands and keep transposed copies of them
-            memory += 0.0
+        rate = self._fp8_rate if fp8 else self._plain_rate
         if self._units == 1:
-            return 2.0 * m * n * k / (peak * ceiling) + memory + self._gap
-        compute = self._tiled(m, n, k, peak * ceiling / self._units)
+            return 2.0 * m * n * k / rate + memory + self._gap
+        rate *= _alignment(m, n) if accumulate else _alignment(n, k)
+        compute = self._tiled(m, n, k, rate / self._units)
         return (compute**4 + memory**4) ** 0.25 + (0.2 * memory if accumulate else 0.0) + self._gap
 
     def _tiled(self, m: int, n: int, k: int, rate: float) -> float:
@@ -123,23 +129,28 @@ class Kernels:
         return forward, backward
 
     def _batched(self, instances: float, m: float, n: float, k: float) -> float:
-        key = (ceil(m) + 2**40 * ceil(instances), ceil(n), ceil(k), False, False)
-        seconds = self._remembered.get(key)
+        key = (ceil(instances), ceil(m), ceil(n), ceil(k))
+        seconds = self._batches.get(key)
         if seconds is None:
-            seconds = self._remembered[key] = self._batched_product(
-                ceil(instances), ceil(m), ceil(n), ceil(k)
-            )
+            seconds = self._batches[key] = self._batched_product(*key)
         return seconds
 
     def _batched_product(self, instances: int, m: int, n: int, k: int) -> float:
         memory = instances * self._element * (m * k + k * n + m * n) / self._bandwidth
-        rate = self._plain_peak * self._machine.gemm
         if self._units == 1:
-            return 2.0 * instances * m * n * k / rate + memory + self._gap
+            return 2.0 * instances * m * n * k / self._plain_rate + memory + self._gap
+        rate = self._plain_rate / self._units * _alignment(n, k)
         best = float("inf")
         for rows, columns in _TILES:
             area = rows * columns
-            speed = rate / self._units * (1.0 - _SMALL_TILE_LOSS * (1.0 - area / _LARGEST_TILE))
+            speed = rate * (1.0 - _SMALL_TILE_LOSS * (1.0 - area / _LARGEST_TILE))
             waves = ceil(instances * ceil(m / rows) * ceil(n / columns) / self._units)
             best = min(best, waves * 2.0 * area * (k + _FILL) / speed)
         return float((best**4 + memory**4) ** 0.25 + self._gap)
+
+
+def _alignment(first: int, second: int) -> float:
+    for grain, rate in _ALIGNED:
+        if first % grain == 0 and second % grain == 0:
+            return rate
+    return _ALIGNED[-1][1]

@@ -102,10 +102,7 @@ class BlockTimer:
         streams = self._streams(layout)
         forward = products[0] + core[0] + streams[0]
         backward = products[1] + products[2] + core[1] + streams[1]
-        recompute = {"none": 0.0, "selective": core[0], "full": forward}[layout.recompute]
-        if layout.recompute == "selective" and self.machine.software.attention != "unfused":
-            recompute = 0.0
-        passes = 3 if layout.recompute == "full" else 2
+        recompute, passes = self._again(layout, products[0], core[0], streams[0])
         tensor = self._tensor(layout, passes)
         hidden = tensor * self.machine.software.overlap_tensor
         exchange = self._context(layout) * passes
@@ -121,6 +118,24 @@ class BlockTimer:
             context_hidden=beside,
             expert=self._expert(layout) * passes,
         )
+
+    def _again(self, layout: Layout, products: float, core: float, streams: float) -> tuple[float, float]:
+        """Seconds run again in the backward pass, and how often a pass's traffic is sent."""
+        software = self.machine.software
+        if layout.recompute == "full":
+            return products + core + streams, 3.0
+        if layout.recompute == "none" or self._sets_aside_core():
+            return 0.0, 2.0
+        return {
+            "attention": (core, 2.0),
+            "operators": (0.5 * products + streams, 2.5),
+            "alternate-layers": (0.5 * (products + core + streams), 2.5),
+        }[software.selective_recompute]
+
+    def _sets_aside_core(self) -> bool:
+        """Whether selective recomputation means the attention core, which a fused kernel recomputes anyway."""
+        software = self.machine.software
+        return software.selective_recompute == "attention" and software.attention != "unfused"
 
     def _products(self, layout: Layout) -> tuple[float, float, float]:
         """Forward, input-gradient and weight-gradient products of the linear layers."""
@@ -169,11 +184,27 @@ class BlockTimer:
         kernels = 7 + 9 * eager
         forward = 2 * norm + 2 * residual + projection + activation + shuffle
         backward = 2 * 2.5 * norm + 2 * residual + projection + 2 * activation + shuffle
+        scaled = self._quantise(layout)
         stream = self.kernels.stream
-        return stream(forward, kernels), stream(backward, 2 * kernels)
+        return stream(forward + scaled[0], kernels), stream(backward + scaled[1], 2 * kernels)
+
+    def _quantise(self, layout: Layout) -> tuple[float, float]:
+        """Bytes to cast the inputs and the output gradients of all linear layers to FP8, with transposed copies."""
+        if self.work.mode != "fp8":
+            return 0.0, 0.0
+        shape, tp = self.work.shape, layout.tp
+        tokens = layout.micro_batch * self.work.sequence / layout.cp
+        passes = 4 + {"delayed": 0, "tensor": 2, "row": 4}[self.machine.software.fp8_scaling]
+        routed = shape.experts_per_token if shape.experts > 1 else 1
+        width = shape.heads * shape.head_dim
+        inputs = shape.hidden + width / tp + routed * (shape.hidden + shape.ffn_hidden / tp)
+        up = (2 if shape.gated else 1) * shape.ffn_hidden
+        qkv = (shape.heads + 2 * shape.kv_heads) * shape.head_dim
+        outputs = qkv / tp + shape.hidden + routed * (up / tp + shape.hidden)
+        return passes * tokens * inputs, passes * tokens * outputs
 
     # ---- traffic of a block --------------------------------------------------------------------
-    def _tensor(self, layout: Layout, passes: int) -> float:
+    def _tensor(self, layout: Layout, passes: float) -> float:
         if layout.tp == 1:
             return 0.0
         where = group(self.machine, layout.tp, 1)

@@ -1,15 +1,17 @@
 """Bytes of one rank by kind, for every pipeline stage.
 
-Activations per layer and micro-batch follow Korthikanti et al. 2022, section 4: with half precision, dropout, f = 4h and no
-recomputation s b h (10 + 24/t + 5 a s/(h t)); here each tensor is counted by itself, so that grouped queries, gated
+Activations per layer and micro-batch follow Korthikanti et al. 2022, section 4: with half precision, dropout, f = 4h and
+no recomputation s b h (10 + 24/t + 5 a s/(h t)); here each tensor is counted by itself, so that grouped queries, gated
 feed-forward blocks, experts and engines without dropout come out of the same sum.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import ceil
 
 from llmtrain.config.layout import Layout
+from llmtrain.plan.bookkeeping import BOOKKEEPING
 from llmtrain.plan.machine import Machine
 from llmtrain.plan.model_size import final_norm_parameters, position_parameters
 from llmtrain.plan.plan import MemoryBytes
@@ -35,121 +37,212 @@ class StageParameters:
         return self.dense + self.expert
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageMemory:
+    """Bytes of a rank of one stage, finer than `MemoryBytes`."""
+
+    stage: int
+    parameters: float
+    gradients: float
+    optimizer: float
+    activations: float
+    working: float
+    """Peak of what comes and goes: one layer's work, logits, gathered weights."""
+    slack: float
+    context: float
+
+    @property
+    def allocated(self) -> float:
+        """What the framework's allocator counts: no context, no fragmentation."""
+        return self.parameters + self.gradients + self.optimizer + self.activations + self.working
+
+    @property
+    def total(self) -> float:
+        """What the device must hold."""
+        return self.allocated + self.slack + self.context
+
+    def by_kind(self, capacity: float) -> MemoryBytes:
+        """The same in the kinds of a plan."""
+        return MemoryBytes(
+            parameters=self.parameters,
+            gradients=self.gradients,
+            optimizer=self.optimizer,
+            activations=self.activations,
+            workspace=self.working + self.slack + self.context,
+            capacity=capacity,
+        )
+
+
 def stage_layers(work: Workload, layout: Layout, stage: int) -> int:
     """Layers that a stage holds over all its chunks."""
     chunks = split_layers(work.model.layers, layout.pp * layout.vpp)
     return sum(chunks[stage :: layout.pp])
 
 
+def vocabulary_share(work: Workload, layout: Layout) -> int:
+    """Vocabulary rows of a tensor-parallel rank; the last one may have fewer."""
+    return ceil(work.model.vocab / layout.tp)
+
+
 def stage_parameters(work: Workload, layout: Layout, stage: int) -> StageParameters:
     """Parameters of a rank of a stage; a tied head has its own copy on the last of several stages."""
     shape, tp, ep = work.shape, layout.tp, layout.ep
-    vector = (shape.sharded_vector + 0.0) / tp + shape.replicated_vector
     layers = stage_layers(work, layout, stage)
-    experts = shape.experts * shape.expert_matrix
-    dense = layers * (shape.attention_matrix / tp + shape.router + vector)
-    expert = layers * experts / tp
+    dense = shape.attention_matrix / tp + shape.router + shape.sharded_vector / tp + shape.replicated_vector
+    expert = shape.experts * shape.expert_matrix / tp
     if shape.experts == 1:
         dense, expert = dense + expert, 0.0
-    vocabulary = work.model.vocab * shape.hidden / tp
+    dense, expert = layers * dense, layers * expert / ep
+    vocabulary = vocabulary_share(work, layout) * shape.hidden
     if stage == 0:
         dense += vocabulary + position_parameters(work.model)
     if stage == layout.pp - 1:
         dense += final_norm_parameters(work.model)
         if layout.pp > 1 or not work.tied:
             dense += vocabulary
-    return StageParameters(dense, expert / ep)
+    return StageParameters(dense, expert)
 
 
+# ---- activations --------------------------------------------------------------------------------
 def layer_activation_bytes(work: Workload, layout: Layout, machine: Machine, recompute: str) -> float:
     """Bytes that one layer keeps for the backward pass of one micro-batch."""
-    shape, software, tp = work.shape, machine.software, layout.tp
-    element = work.activation_bytes
-    tokens = layout.micro_batch * work.sequence / layout.cp
-    hidden = tokens * shape.hidden
-    replicated = tp if layout.sequence_parallel else 1
+    software = machine.software
+    element, tokens, hidden, shard = _sizes(work, layout)
     if recompute == "full":
-        return element * hidden / replicated
-    masks = 2 * hidden if software.dropout else 0.0
-    residual = 4 * element * hidden + masks
-    width = (shape.heads + 2 * shape.kv_heads) * shape.head_dim
-    attention = element * tokens * (width + shape.heads * shape.head_dim) / tp
-    kept = (3 if shape.gated else 2) * shape.ffn_hidden * element
-    routed = shape.experts_per_token if shape.experts > 1 else 1
-    feed_forward = routed * tokens * kept / tp
-    if routed > 1:
-        feed_forward += 2 * element * routed * hidden / replicated
-    core = 4.0 * tokens * shape.heads / tp if software.attention != "unfused" else 0.0
-    if software.attention == "unfused" and recompute == "none":
-        core = score_bytes(work, layout, machine)
-    return residual / replicated + attention + feed_forward + core
+        return element * hidden / shard
+    if recompute == "selective" and software.selective_recompute == "alternate-layers":
+        whole = layer_activation_bytes(work, layout, machine, "none")
+        return 0.5 * (whole + element * hidden / shard)
+    shape = work.shape
+    if recompute == "selective" and software.selective_recompute == "operators":
+        kept = (2 * shape.heads + shape.kv_heads) * shape.head_dim + shape.ffn_hidden
+        return element * (2 * hidden / shard + tokens * kept / layout.tp)
+    habits = BOOKKEEPING[software.framework]
+    inputs = 1 if habits.gathered_inputs else shard
+    norms = 2 * element * hidden / shard + 2 * element * hidden / inputs
+    masks = 2 * hidden / shard if software.dropout else 0.0
+    return (
+        norms
+        + masks
+        + _attention_bytes(work, layout, machine, recompute)
+        + _feed_forward(work, layout, machine)
+    )
+
+
+def _sizes(work: Workload, layout: Layout) -> tuple[int, float, float, int]:
+    """Bytes an element, tokens of a rank, elements of its hidden state, ranks that share the residual stream."""
+    tokens = layout.micro_batch * work.sequence / layout.cp
+    shard = layout.tp if layout.sequence_parallel else 1
+    return work.activation_bytes, tokens, tokens * work.shape.hidden, shard
+
+
+def _attention_bytes(work: Workload, layout: Layout, machine: Machine, recompute: str) -> float:
+    """Projections, the attention output and what the attention core keeps."""
+    shape, software = work.shape, machine.software
+    habits = BOOKKEEPING[software.framework]
+    element, tokens, _, _ = _sizes(work, layout)
+    query, key = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
+    kept = query + 2 * key + query
+    core = recompute == "none"
+    if core and habits.rotated_copies and (work.model.rope is not None or work.model.qk_norm):
+        kept += query + key
+    if core and habits.output_copy:
+        kept += query
+    total = element * tokens * kept / layout.tp
+    if software.attention == "unfused":
+        return total + (score_bytes(work, layout, machine) if core else 0.0)
+    return total + (4.0 * tokens * shape.heads / layout.tp if core else 0.0)
+
+
+def _feed_forward(work: Workload, layout: Layout, machine: Machine) -> float:
+    shape, habits = work.shape, BOOKKEEPING[machine.software.framework]
+    element, tokens, hidden, shard = _sizes(work, layout)
+    width = (habits.gated_tensors if shape.gated else 2) * shape.ffn_hidden / layout.tp
+    if shape.experts == 1:
+        return element * tokens * width
+    routed = shape.experts_per_token
+    return element * routed * (tokens * width + 2 * hidden / shard)
 
 
 def score_bytes(work: Workload, layout: Layout, machine: Machine) -> float:
-    """Bytes of the unfused attention core of one layer: softmax output, and with dropout its mask and its output."""
+    """Bytes of the unfused attention core of one layer: softmax, and with dropout its mask and its output."""
     element = work.activation_bytes
     per_score = 2 * element + 1 if machine.software.dropout else 2 * element
     scores = layout.micro_batch * work.sequence**2 * work.shape.heads / layout.tp / layout.cp
     return per_score * scores
 
 
+# ---- a stage ------------------------------------------------------------------------------------
 def stage_memory(
     work: Workload, layout: Layout, machine: Machine, stage: int, micro_batches: int
-) -> MemoryBytes:
-    """Bytes by kind of a rank of a stage that runs `micro_batches` a step."""
+) -> StageMemory:
+    """Bytes of a rank of a stage that runs `micro_batches` a step."""
     weights = stage_parameters(work, layout, stage)
+    habits = BOOKKEEPING[machine.software.framework]
     element = work.activation_bytes
     dense_ranks = layout.dp * layout.cp
     expert_ranks = max(1.0, dense_ranks / layout.ep)
-
-    def states(per_weight: float, sharded: bool) -> float:
-        if not sharded:
-            return per_weight * weights.total
-        return per_weight * (weights.dense / dense_ranks + weights.expert / expert_ranks)
-
-    gradient = 4.0 if machine.software.gradients == "fp32" or work.mode in ("fp32", "tf32") else 2.0
-    masters = 8.0 if element == 4 else 12.0
+    shard = weights.dense / dense_ranks + weights.expert / expert_ranks
+    whole = weights.total
+    gradient = 4.0 if machine.software.gradients == "fp32" or element == 4 else 2.0
+    gradients = gradient * (shard if layout.zero >= 2 else whole)
+    if habits.half_gradients and gradient == 4.0 and element == 2:
+        gradients += 2.0 * whole
+    if habits.reduced_shard and layout.zero == 1 and layout.dp > 1:
+        gradients += gradient * shard
     alive = micro_batches_in_flight(layout.schedule, layout.pp, layout.vpp, micro_batches, stage)
     layers = stage_layers(work, layout, stage)
-    per_layer = layer_activation_bytes(work, layout, machine, layout.recompute)
-    activations = per_layer * layers * alive
-    buffers = _working_set(work, layout, machine) + _end_buffers(work, layout, stage, alive)
-    return MemoryBytes(
-        parameters=states(float(element), layout.zero >= 3),
-        gradients=states(gradient, layout.zero >= 2),
-        optimizer=states(masters, layout.zero >= 1),
+    activations = layer_activation_bytes(work, layout, machine, layout.recompute) * layers * alive
+    working = _working(work, layout, machine, stage) + _ends(work, layout, machine, stage, alive)
+    return StageMemory(
+        stage=stage,
+        parameters=element * (shard if layout.zero >= 3 else whole),
+        gradients=gradients,
+        optimizer=(8.0 if element == 4 else 12.0) * (shard if layout.zero >= 1 else whole),
         activations=activations,
-        workspace=machine.context + buffers + SLACK * (activations + buffers),
-        capacity=machine.capacity,
+        working=working,
+        slack=SLACK * (activations + working),
+        context=machine.context,
     )
 
 
-def _working_set(work: Workload, layout: Layout, machine: Machine) -> float:
-    """What one layer needs beside the activations kept, while it is recomputed or differentiated."""
+def _working(work: Workload, layout: Layout, machine: Machine, stage: int) -> float:
+    """What one layer needs beside the activations kept, while it is recomputed, differentiated or gathered."""
+    shape, habits = work.shape, BOOKKEEPING[machine.software.framework]
+    layer = (shape.attention_matrix + shape.experts * shape.expert_matrix / layout.ep) / layout.tp
+    total = habits.buckets if layout.dp > 1 else 0.0
+    if habits.layer_scratch and machine.software.fused_kernels:
+        total += 2.0 * layer
+    if layout.zero >= 2:
+        gradient = 4.0 if machine.software.gradients == "fp32" else 2.0
+        total += layer * gradient
+    if layout.zero >= 3:
+        vocabulary = vocabulary_share(work, layout) * shape.hidden if stage == layout.pp - 1 else 0
+        total += (2 * layer + vocabulary) * work.activation_bytes
     if layout.recompute == "full":
-        return layer_activation_bytes(work, layout, machine, "none")
+        total += layer_activation_bytes(work, layout, machine, "none")
     if layout.recompute == "selective" and machine.software.attention == "unfused":
-        return score_bytes(work, layout, machine)
-    return 0.0
-
-
-def _end_buffers(work: Workload, layout: Layout, stage: int, alive: float) -> float:
-    """Embedding output on the first stage; norm input, half-precision logits and FP32 softmax on the last."""
-    element = work.activation_bytes
-    tokens = layout.micro_batch * work.sequence / layout.cp
-    hidden = tokens * work.shape.hidden / (layout.tp if layout.sequence_parallel else 1)
-    total = 0.0
-    if stage == 0:
-        total += element * hidden * alive
-    if stage == layout.pp - 1:
-        total += 2 * element * hidden + (element + 4) * tokens * work.model.vocab / layout.tp
+        total += score_bytes(work, layout, machine)
     return total
 
 
-def fullest_stage(
-    work: Workload, layout: Layout, machine: Machine, micro_batches: int
-) -> tuple[int, MemoryBytes]:
-    """Return the stage whose ranks need most, and what they need."""
-    stages = range(layout.pp) if layout.pp <= 4 else (0, 1, layout.pp - 2, layout.pp - 1)
-    found = ((stage, stage_memory(work, layout, machine, stage, micro_batches)) for stage in stages)
-    return max(found, key=lambda entry: entry[1].total)
+def _ends(work: Workload, layout: Layout, machine: Machine, stage: int, alive: float) -> float:
+    """Embedding output on the first stage; norm input and output, and logits on the last."""
+    element, tokens, hidden, shard = _sizes(work, layout)
+    total = 0.0
+    if stage == 0 and machine.software.dropout:
+        total += hidden / shard * alive
+    if stage == layout.pp - 1:
+        logit = BOOKKEEPING[machine.software.framework].logit_bytes
+        total += 2 * element * hidden / shard + logit * tokens * vocabulary_share(work, layout)
+    return total
+
+
+def fullest_stage(work: Workload, layout: Layout, machine: Machine, micro_batches: int) -> StageMemory:
+    """Return the stage whose ranks need most."""
+    last = layout.pp - 1
+    stages = {0, last} if layout.pp <= 2 else {0, 1, last - 1, last}
+    return max(
+        (stage_memory(work, layout, machine, stage, micro_batches) for stage in sorted(stages)),
+        key=lambda entry: entry.total,
+    )

@@ -91,27 +91,31 @@ def _data(timer: BlockTimer, layout: Layout, micro_batches: int) -> tuple[float,
     machine, work = timer.machine, timer.work
     weights = stage_parameters(work, layout, 0)
     dense = data_group(machine, layout)
-    total = _traffic(timer, layout, dense, weights.dense, micro_batches)
+    reduce, gather = _traffic(timer, layout, dense, weights.dense, micro_batches)
     if weights.expert:
         experts = group(machine, max(1, dense.size // layout.ep), layout.tp * layout.ep)
-        total += _traffic(timer, layout, experts, weights.expert, micro_batches)
-    tied = _tied(timer, layout)
-    if not machine.software.overlap_gradients or total == 0:
-        return total + tied, 0.0
-    hidden = min(total, _window(timer, layout, micro_batches))
-    return total - (1 - _STOLEN) * hidden + tied, hidden * (1 - _STOLEN)
+        more = _traffic(timer, layout, experts, weights.expert, micro_batches)
+        reduce, gather = reduce + more[0], gather + more[1]
+    software = machine.software
+    backward, forward = _windows(timer, layout, micro_batches)
+    hidden = min(reduce, backward) if software.overlap_gradients else 0.0
+    hidden += min(gather, forward) if software.overlap_weights else 0.0
+    exposed = reduce + gather - (1 - _STOLEN) * hidden + _tied(timer, layout)
+    return exposed, hidden * (1 - _STOLEN)
 
 
-def _traffic(timer: BlockTimer, layout: Layout, where: Group, weights: float, micro_batches: int) -> float:
-    """Seconds of all gradient and weight traffic of a step for `weights` parameters of a rank."""
+def _traffic(
+    timer: BlockTimer, layout: Layout, where: Group, weights: float, micro_batches: int
+) -> tuple[float, float]:
+    """Seconds to reduce the gradients and to gather the weights of `weights` parameters, over a whole step."""
     machine, work = timer.machine, timer.work
     gradient = 4.0 if machine.software.gradients == "fp32" or work.activation_bytes == 4 else 2.0
     if layout.zero == 0:
-        return all_reduce(machine, where, gradient * weights)
+        return all_reduce(machine, where, gradient * weights), 0.0
     passes = micro_batches if layout.zero == 3 else 1
-    reduce = passes * scatter_or_gather(machine, where, gradient * weights)
     gathers = 2 * passes if layout.zero == 3 else 1
-    return reduce + gathers * scatter_or_gather(machine, where, work.activation_bytes * weights)
+    reduce = scatter_or_gather(machine, where, gradient * weights)
+    return passes * reduce, gathers * scatter_or_gather(machine, where, work.activation_bytes * weights)
 
 
 def _tied(timer: BlockTimer, layout: Layout) -> float:
@@ -124,19 +128,20 @@ def _tied(timer: BlockTimer, layout: Layout) -> float:
     return all_reduce(machine, ends, 4.0 * work.model.vocab * work.shape.hidden / layout.tp)
 
 
-def _window(timer: BlockTimer, layout: Layout, micro_batches: int) -> float:
-    """Seconds of compute that data-parallel traffic can run beside.
+def _windows(timer: BlockTimer, layout: Layout, micro_batches: int) -> tuple[float, float]:
+    """Seconds of compute that gradient reduction and weight gathering can run beside.
 
-    ZeRO-3: every pass. Else gradients are final only in the last micro-batch: its backward pass for the reduction and the
-    first forward pass for the gathering; with v chunks a stage, all chunks but the first end p micro-batches earlier.
+    ZeRO-3: every pass. Else gradients are final only in the last micro-batch: its backward pass for the reduction,
+    the first forward pass for the gathering; with v chunks a stage, all chunks but one end p micro-batches earlier.
     """
     block, layers = timer.block(layout), max(0, stage_layers(timer.work, layout, 0) - 1)
+    backward, forward = layers * (block.backward + block.recompute + block.tensor / 2), layers * block.forward
     if layout.zero == 3:
-        return micro_batches * layers * block.total
+        return micro_batches * backward, micro_batches * (forward + backward)
     passes = 1.0
     if layout.vpp > 1:
         passes = min(micro_batches, (layout.pp * (layout.vpp - 1) + 1) / layout.vpp)
-    return passes * layers * (block.backward + block.recompute + block.forward)
+    return passes * backward, passes * forward
 
 
 def _optimizer(timer: BlockTimer, layout: Layout) -> float:
