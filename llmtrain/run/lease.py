@@ -97,14 +97,15 @@ def acquire(run: RunDir) -> Lease:
     folder = run.lease
     folder.mkdir(parents=True, exist_ok=True)
     while True:
-        refuse_if_supervised(run)
-        token, now = 1 + max(_tokens(folder), default=0), time.time()
+        # The next number after the holder that was judged: had another candidate been quicker, it exists.
+        judged = refuse_if_supervised(run)
+        token, now = 1 + (judged.token if judged is not None else 0), time.time()
         if create_once(_path(folder, token), _text(this_process(), now, released=False)):
             return Lease(folder, token, now)
 
 
-def refuse_if_supervised(run: RunDir) -> None:
-    """Raise UsageError when a live supervisor holds the lease."""
+def refuse_if_supervised(run: RunDir) -> LeaseHolder | None:
+    """The last holder, who is gone; raises UsageError when a live supervisor holds the lease."""
     holder = read_holder(run)
     if holder is not None and holder.is_alive:
         raise UsageError(
@@ -113,6 +114,7 @@ def refuse_if_supervised(run: RunDir) -> None:
             hint=f"watch it with `llmtrain status {run.path} --watch`, "
             f"or end it with `llmtrain stop {run.path}`",
         )
+    return holder
 
 
 def read_holder(run: RunDir) -> LeaseHolder | None:
