@@ -67,7 +67,7 @@ class TokenFile:
         if size != tokens * dtype.itemsize:
             os.close(descriptor)
             raise CorpusError(
-                f"has {size} bytes, its index says {tokens * dtype.itemsize}: it was cut off or is not finished",
+                f"has {size} bytes, its index says {tokens * dtype.itemsize}: it is not whole",
                 where=str(data),
                 hint="prepare the corpus again",
             )
