@@ -35,6 +35,7 @@ class WeightGradients:
         """Return the work put off since the last call, as a function to run later."""
         waiting, self._waiting = self._waiting, []
 
+        @torch.no_grad()
         def run() -> None:
             for weight, gradient, inputs in waiting:
                 weight.grad = _weight_gradient(gradient, inputs)

@@ -175,7 +175,8 @@ def build_groups(dims: ParallelDims, rank: int) -> Groups:
 
     column = dims.group_of(rank, "pp")
     is_end = rank in (column[0], column[-1])
-    return Groups(
+    ends = (column[0], column[-1]) if is_end and len(column) > 1 else (rank,)
+    groups = Groups(
         dims=dims,
         rank=rank,
         place=place,
@@ -183,5 +184,9 @@ def build_groups(dims: ParallelDims, rank: int) -> Groups:
         tp=group("tp", dims.group_of(rank, "tp")),
         pp=group("pp", column),
         dp=group("dp", dims.group_of(rank, "dp")),
-        ends=group("ends", (column[0], column[-1]) if is_end and len(column) > 1 else (rank,)),
+        ends=group("ends", ends),
     )
+    if not is_end:
+        # torch names a group after its ranks and the number of groups its rank has: keep that number equal everywhere.
+        dist.new_group([rank], use_local_synchronization=True)
+    return groups
