@@ -12,6 +12,11 @@ import re
 
 Quantity = str | int | float
 
+
+class UnitError(ValueError):
+    """The number is fine, its unit is not; the message says which units are."""
+
+
 _NUMBER = r"(?P<number>[0-9]+(?:\.[0-9]*)?(?:[eE][-+]?[0-9]{1,3})?|\.[0-9]+(?:[eE][-+]?[0-9]{1,3})?)"
 _MEASURE = re.compile(rf"{_NUMBER}\s*(?P<unit>[A-Za-z/]*)")
 _CLOCK = re.compile(
@@ -42,11 +47,11 @@ def parse_bytes(value: Quantity) -> int:
     """Bytes of `80 GB`, `512 MiB` or a plain number of bytes; raises ValueError."""
     number, unit = _measure(value, "a size such as `80 GB` or `512 MiB`")
     if unit.endswith(("b", "bit")):
-        raise ValueError(f"`{value}` is in bits; sizes are in bytes (`B`), e.g. `80 GB`")
+        raise UnitError(f"`{value}` is in bits; sizes are in bytes (`B`), e.g. `80 GB`")
     prefix = unit.removesuffix("B")
     if unit == "" or (unit.endswith("B") and prefix in _PREFIX):
         return round(_finite(number * _PREFIX.get(prefix, 1.0), value))
-    raise ValueError(f"unknown unit `{unit}` in `{value}`; use B, kB, MB, GB, TB or KiB, MiB, GiB, TiB")
+    raise UnitError(f"unknown unit `{unit}` in `{value}`; use B, kB, MB, GB, TB or KiB, MiB, GiB, TiB")
 
 
 def parse_bandwidth(value: Quantity) -> float:
@@ -56,13 +61,13 @@ def parse_bandwidth(value: Quantity) -> float:
         return number
     per_second = re.fullmatch(r"(?P<amount>[A-Za-z]+?)(?:/s|ps)", unit)
     if per_second is None:
-        raise ValueError(
+        raise UnitError(
             f"unknown unit `{unit}` in `{value}`; a bandwidth is per second, e.g. `50 GB/s` or `400 Gb/s`"
         )
     amount = per_second["amount"].replace("bit", "b")
     prefix = amount[:-1]
     if amount[-1:] not in {"b", "B"} or prefix not in _PREFIX:
-        raise ValueError(f"unknown unit `{unit}` in `{value}`; use GB/s (bytes) or Gb/s (bits)")
+        raise UnitError(f"unknown unit `{unit}` in `{value}`; use GB/s (bytes) or Gb/s (bits)")
     return _finite(number * _PREFIX[prefix] / (8.0 if amount[-1] == "b" else 1.0), value)
 
 
@@ -79,7 +84,7 @@ def parse_duration(value: Quantity) -> float:
         days, hours, minutes, seconds = (int(part or 0) for part in clock.groups())
         return float(((days * 24 + hours) * 60 + minutes) * 60 + seconds)
     if ":" in text:
-        raise ValueError(f"`{value}` is not {expected}; a clock time is hours:minutes:seconds")
+        raise UnitError(f"`{value}` is no clock time; it is hours:minutes:seconds")
     if _SPAN.fullmatch(text):
         return _finite(sum(_seconds(number, unit, value) for number, unit in _SPAN_PART.findall(text)), value)
     return _measure_without_unit(value, expected)
@@ -90,7 +95,7 @@ def parse_count(value: Quantity) -> int:
     expected = "a whole number, or one such as `1.5M`, `300B` or `3e11`"
     number, unit = _measure(value, expected)
     if unit not in _COUNT:
-        raise ValueError(f"unknown suffix `{unit}` in `{value}`; use k, M, B or T")
+        raise UnitError(f"unknown suffix `{unit}` in `{value}`; use k, M, B or T")
     if isinstance(value, int):
         return value
     exact = _finite(number * _COUNT[unit], value)
@@ -104,7 +109,7 @@ def parse_flops(value: Quantity) -> float:
     number, unit = _measure(value, "a rate such as `312 TFLOP/s`")
     match = re.fullmatch(r"(?P<prefix>[kKMGTPE]?)(?:FLOP/s|FLOPS|FLOPs|flops)", unit)
     if unit and match is None:
-        raise ValueError(f"unknown unit `{unit}` in `{value}`; use e.g. TFLOP/s")
+        raise UnitError(f"unknown unit `{unit}` in `{value}`; use e.g. TFLOP/s")
     return _finite(number * _DECIMAL[match["prefix"] if match else ""], value)
 
 
@@ -191,7 +196,7 @@ def _plain(value: float, expected: str) -> float:
 def _seconds(number: str, unit: str, value: str) -> float:
     """Seconds of one part of a duration."""
     if unit not in _SECONDS:
-        raise ValueError(f"unknown unit `{unit}` in `{value}`; use us, ms, s, m, h or d")
+        raise UnitError(f"unknown unit `{unit}` in `{value}`; use us, ms, s, m, h or d")
     return float(number) * _SECONDS[unit]
 
 

@@ -129,13 +129,23 @@ def usage_problem(error: Any) -> Problem:
     command = context.command_path if context is not None else "llmtrain"
     look = f"see `{command} --help`"
     if hasattr(error, "possibilities"):
-        near = _near(error.option_name, _option_names(context)) or list(error.possibilities or ())
+        near = _near(error.option_name, _option_names(context), 0.6) or list(error.possibilities or ())
         suggestion = f"did you mean `{near[0]}`? " if near else ""
         return Problem("", f"{command} has no option `{error.option_name}`", f"{suggestion}{look}")
-    message = error.format_message().strip().rstrip(".")
+    message = _plain_words(error.format_message().strip().rstrip("."))
     if message.startswith("No such command"):
         return _unknown_command(message, command, context)
+    if message.startswith("Got unexpected extra argument"):
+        extra = message.partition("(")[2].rpartition("(")[2].rstrip(")")
+        return Problem("", f"{command} takes no further argument `{extra}`", look)
     return Problem("", f"{command}: {message[:1].lower()}{message[1:]}", look)
+
+
+def _plain_words(message: str) -> str:
+    """typer's words for a wrong number, as people say them."""
+    for theirs in ("a valid integer range", "a valid int range", "a valid integer", "a valid int"):
+        message = message.replace(theirs, "a whole number")
+    return message.replace("a valid float", "a number").replace(" is not in the range x>=", " is not >= ")
 
 
 def _unknown_command(message: str, command: str, context: Any) -> Problem:
@@ -146,8 +156,8 @@ def _unknown_command(message: str, command: str, context: Any) -> Problem:
     return Problem("", f"{command} has no command `{name}`", f"{suggestion}known: {', '.join(known)}")
 
 
-def _near(name: str, known: Sequence[str]) -> list[str]:
-    return get_close_matches(name, known, n=1, cutoff=0.5)
+def _near(name: str, known: Sequence[str], cutoff: float = 0.5) -> list[str]:
+    return get_close_matches(name, known, n=1, cutoff=cutoff)
 
 
 def _option_names(context: Any) -> list[str]:

@@ -13,6 +13,7 @@ from typing import Any
 from llmtrain import units
 from llmtrain.config.nearest import SYNONYMS, nearest
 from llmtrain.config.nodes import Node, Path, Scalar, Sequence, Table, printable, shown, to_plain
+from llmtrain.config.recipe import EXTRA_KEYS
 from llmtrain.config.schema import (
     AnyType,
     ChoiceType,
@@ -52,7 +53,8 @@ class Builder:
     def section(self, cls: type, table: Table, path: Path = ()) -> Any:
         """Instance of a dataclass; fields with problems hold INVALID."""
         specs = fields_of(cls)
-        guessed = self._unknown_keys(table, specs, path)
+        extra = EXTRA_KEYS.get(cls.__name__, ())
+        guessed = self._unknown_keys(table, specs, path, extra)
         values: dict[str, Any] = {}
         for spec in specs:
             place = (*path, spec.key)
@@ -64,19 +66,28 @@ class Builder:
                 if spec.required:
                     values[spec.name] = INVALID
             elif spec.required:
-                self._missing(spec, table, place)
+                self._missing(spec, table, place, quiet=path in self.unread or bool(guessed & set(extra)))
                 values[spec.name] = INVALID
         return cls(**values)
 
     def value(self, kind: FieldType, node: Node, path: Path) -> Any:
         """Value of a node for a field type, or INVALID."""
         match kind, node:
+            case _, Scalar(unreadable=True):
+                self.bad.add(path)
+                return INVALID
             case AnyType(), _:
                 return to_plain(node)
             case UnionType(optional=True), Scalar(value=None):
                 return None
             case UnionType(), _:
                 return self._union(kind, node, path)
+            case _:
+                return self._single(kind, node, path)
+
+    def _single(self, kind: FieldType, node: Node, path: Path) -> Any:
+        """Value of a node for a type that is no union."""
+        match kind, node:
             case SectionType(cls), Table():
                 return self.section(cls, node, path)
             case SectionType(cls), Scalar(value=None, where=where):
@@ -94,9 +105,11 @@ class Builder:
             case _:
                 return self._wrong(kind, node, path)
 
-    def _unknown_keys(self, table: Table, specs: tuple[FieldSpec, ...], path: Path) -> set[str]:
+    def _unknown_keys(
+        self, table: Table, specs: tuple[FieldSpec, ...], path: Path, extra: tuple[str, ...]
+    ) -> set[str]:
         """Report keys that no field has; return the keys that were probably meant."""
-        allowed = [spec.key for spec in specs]
+        allowed = [*extra, *(spec.key for spec in specs)]
         meant: set[str] = set()
         for key in table.entries:
             if key in allowed:
@@ -107,13 +120,13 @@ class Builder:
                 meant.add(guess)
             inside = f" in {dotted(path)}" if path else ""
             suggestion = f"did you mean `{elsewhere or guess}`? " if elsewhere or guess else ""
-            hint = f"{suggestion}allowed: {', '.join(allowed)}" if allowed else "this section takes no keys"
+            hint = "write the keys out" if key == "<<" else f"{suggestion}allowed: {', '.join(allowed)}"
             self.problems.append(Problem(table.keys[key], f"unknown key `{printable(key)}`{inside}", hint))
         return meant
 
-    def _missing(self, spec: FieldSpec, table: Table, path: Path) -> None:
+    def _missing(self, spec: FieldSpec, table: Table, path: Path, *, quiet: bool) -> None:
         self.bad.add(path)
-        if path[:-1] in self.unread:
+        if quiet:
             return
         self.problems.append(
             Problem(table.where, f"missing key `{dotted(path)}`", f"it must be {describe(spec.type)}")
@@ -161,10 +174,10 @@ class Builder:
         assert kind.unit is not None
         try:
             value = self._measured(kind.unit.kind, node)
-        except ValueError as error:
-            return self._fail(
-                node.where, path, f"{dotted(path)}: {printable(str(error), 160)}", describe(kind)
-            )
+        except units.UnitError as error:
+            return self._wrong(kind, node, path, printable(str(error), 160))
+        except ValueError:
+            return self._wrong(kind, node, path)
         if not kind.bounds.holds(value):
             return self._wrong(kind, node, path)
         return kind.python(value)
@@ -172,14 +185,12 @@ class Builder:
     def _measured(self, unit: str, node: Scalar) -> float:
         """Number of a quantity in its base unit; raises ValueError."""
         if isinstance(node.value, int | float) and unit != "count":
-            if not math.isfinite(node.value):
-                raise ValueError("it must be finite")
-            return float(node.value)
+            return float(node.value) if math.isfinite(node.value) and abs(node.value) < 2**1000 else math.nan
         return _PARSERS[unit](node.value if isinstance(node.value, str | int | float) else node.text)
 
-    def _wrong(self, kind: FieldType, node: Node, path: Path) -> Any:
+    def _wrong(self, kind: FieldType, node: Node, path: Path, hint: str = "") -> Any:
         close = nearest(node.text, list(choices(kind))) if isinstance(node, Scalar) else None
-        hint = f"did you mean `{close}`?" if close is not None else _hint(kind, node)
+        hint = hint or (f"did you mean `{close}`?" if close is not None else _hint(kind, node))
         return self._fail(
             node.where, path, f"{dotted(path)} must be {describe(kind)}, not {shown(node)}", hint
         )
@@ -188,6 +199,9 @@ class Builder:
         self.bad.add(path)
         self.problems.append(Problem(where, message, hint))
         return INVALID
+
+
+_NEEDS_UNIT = frozenset({"bytes", "bandwidth", "flops"})
 
 
 def _in_a_section(key: str, specs: tuple[FieldSpec, ...]) -> str | None:
@@ -244,6 +258,10 @@ def _anchored(text: str, keywords: tuple[str, ...], base: str) -> str:
 def _hint(kind: FieldType, node: Node) -> str:
     """What to type, for the mix-ups that YAML invites."""
     if isinstance(node, Scalar) and isinstance(kind, ScalarType):
+        if isinstance(node.value, float) and not math.isfinite(node.value):
+            return "it must be finite"
+        if kind.unit is not None and kind.unit.kind in _NEEDS_UNIT and isinstance(node.value, int | float):
+            return "give it a unit"
         if kind.python is str and isinstance(node.value, bool | int | float):
             return f'put it in quotes: "{printable(node.text)}"'
         if kind.python is bool and node.text.lower() in {"yes", "no", "on", "off", "y", "n"}:

@@ -48,17 +48,18 @@ def expand_from(model: Table) -> tuple[Table, list[Problem]]:
 
 
 def _read(path: Path, source: Scalar) -> tuple[Mapping[str, Any] | None, Problem | None]:
+    name = printable(display_name(path), 200)
     try:
         content = json.loads(path.read_bytes())
     except FileNotFoundError:
-        return None, Problem(source.where, f"model.from: no such file `{printable(str(path), 200)}`")
+        return None, Problem(source.where, f"model.from: no such file `{name}`")
     except (OSError, ValueError, RecursionError) as error:
-        reason = error.strerror if isinstance(error, OSError) and error.strerror else "not a JSON file"
-        return None, Problem(
-            source.where, f"model.from: cannot read `{printable(str(path), 200)}`: {reason.lower()}"
+        reason = (
+            error.strerror.lower() if isinstance(error, OSError) and error.strerror else "not a JSON file"
         )
+        return None, Problem(source.where, f"model.from: cannot read `{name}`: {reason}")
     if not isinstance(content, dict):
-        return None, Problem(source.where, f"model.from: `{printable(str(path), 200)}` holds no JSON object")
+        return None, Problem(source.where, f"model.from: `{name}` holds no JSON object")
     return content, None
 
 

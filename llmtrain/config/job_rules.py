@@ -58,7 +58,7 @@ def _degrees_fit_the_cluster(pair: Pair) -> Iterator[Problem]:
         yield Problem(
             f"parallel.{first}",
             f"{words} = {product} ranks, but `{cluster.name}` has {ranks} "
-            f"({cluster.nodes} nodes of {cluster.gpus_per_node}{spare})",
+            f"({cluster.nodes} node{'s' if cluster.nodes > 1 else ''} of {cluster.gpus_per_node}{spare})",
             "lower a degree, set one to auto, or use more nodes",
         )
 

@@ -81,6 +81,9 @@ def _nearest(word: str, names: Collection[str]) -> str | None:
     for exact in (word, SYNONYMS.get(word)):
         if exact in names:
             return exact
+    for name in names:
+        if sorted(name) == sorted(word):
+            return name
     if close := get_close_matches(word, names, n=1, cutoff=0.7):
         return close[0]
     for name in names:

@@ -17,6 +17,8 @@ class Scalar:
     where: str
     base: str = ""
     """Folder that relative paths start at; empty: leave paths alone."""
+    unreadable: bool = False
+    """There is no value, and that has been said already."""
 
 
 @dataclass(frozen=True, slots=True)

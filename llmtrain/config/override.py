@@ -34,9 +34,10 @@ def parse_overrides(texts: Sequence[str]) -> tuple[list[Override], list[Problem]
     overrides: list[Override] = []
     problems: list[Problem] = []
     for text in texts:
-        where = f"--set {printable(text, 80)}"
         key, equals, value = text.partition("=")
         path = tuple(part.strip() for part in key.split("."))
+        # the value of a variable may be a secret that was put there by mistake
+        where = f"--set {printable(f'{key}=...' if 'variables' in path else text, 80)}"
         if not equals or not all(path):
             problems.append(Problem(where, "not of the form key=value", "e.g. `--set batch.micro=2`"))
             continue
@@ -55,7 +56,8 @@ def apply_overrides(table: Table, overrides: Sequence[Override]) -> Table:
     given = {override.path for override in overrides}
     for override in overrides:
         other = EXCLUSIVE.get(override.path)
-        if other is not None and other not in given:
+        cleared = isinstance(override.node, Scalar) and override.node.value is None
+        if other is not None and other not in given and not cleared:
             table = remove_at(table, other)
         table = replace_at(table, override.path, override.node)
     return table

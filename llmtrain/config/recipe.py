@@ -28,6 +28,9 @@ Seed = Annotated[int, Bounds(low=0, high=2**32)]
 YAML_NAMES: dict[str, str] = {"global_size": "global"}
 """Python field name -> key in YAML and in `--set`, where the two differ."""
 
+EXTRA_KEYS: dict[str, tuple[str, ...]] = {"ModelConfig": ("from",)}
+"""Keys of a section that are no fields: `model.from` names a `config.json` that stands for the other keys."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RopeConfig:

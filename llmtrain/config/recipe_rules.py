@@ -93,6 +93,13 @@ def _vocab_covers_bytes(recipe: Recipe) -> Iterator[Problem]:
         )
 
 
+@rule("data")
+def _data_is_named(recipe: Recipe) -> Iterator[Problem]:
+    for name in ("corpus", "tokenizer"):
+        if not getattr(recipe.data, name).strip():
+            yield Problem(f"data.{name}", f"data.{name} is empty", "name a path, or remove the key")
+
+
 @rule("batch.global", "batch.micro")
 def _micro_divides_global(recipe: Recipe) -> Iterator[Problem]:
     batch = recipe.batch
@@ -261,7 +268,7 @@ def _warmup_ends(recipe: Recipe) -> Iterator[Problem]:
         yield Problem(
             "learning_rate.warmup_steps",
             f"learning_rate.warmup_steps = {warmup} is more than the run's {steps} steps",
-            "the peak would never be reached",
+            "the peak would never be reached; lower it, or train longer",
         )
 
 
@@ -272,6 +279,7 @@ RECIPE_RULES: tuple[Rule[Recipe], ...] = (
     _rope_scaling,
     _experts,
     _vocab_covers_bytes,
+    _data_is_named,
     _micro_divides_global,
     _batch_product,
     _tensor_parallel_shapes,

@@ -188,16 +188,10 @@ def _union(members: list[FieldType], optional: bool) -> FieldType:
 
 
 def _describe_scalar(kind: ScalarType) -> str:
-    if kind.unit is not None:
-        noun = _UNIT_WORDS[kind.unit.kind]
-    else:
-        noun = {bool: "true or false", int: "a whole number", float: "a number", str: "text", Path: "a path"}[
-            kind.python
-        ]
+    noun, example = _UNIT_WORDS[kind.unit.kind] if kind.unit is not None else (_NOUNS[kind.python], "")
     if kind.pattern is not None:
         return f"{noun} of {kind.pattern.words}"
-    limits = _limits(kind)
-    return f"{noun} {limits}" if limits else noun
+    return " ".join(part for part in (noun, _limits(kind), example) if part)
 
 
 def _limits(kind: ScalarType) -> str:
@@ -216,15 +210,17 @@ def _limit(kind: ScalarType, value: float) -> str:
 
     printers = {"bytes": units.format_bytes, "bandwidth": units.format_bandwidth, "flops": units.format_flops}
     printer = printers.get(kind.unit.kind) if kind.unit is not None else None
-    return printer(value) if printer is not None else f"{value:g}"
+    return printer(value) if printer is not None else f"{value:.16g}"
 
+
+_NOUNS = {bool: "true or false", int: "a whole number", float: "a number", str: "text", Path: "a path"}
 
 _UNIT_WORDS = {
-    "bytes": "a size such as `80 GB`",
-    "bandwidth": "a bandwidth such as `50 GB/s` or `400 Gb/s`",
-    "duration": "a duration such as `90s`, `30m` or `24:00:00`",
-    "count": "a whole number such as `500`, `1e6` or `300B`",
-    "flops": "a rate such as `312 TFLOP/s`",
+    "bytes": ("a size", "such as `80 GB`"),
+    "bandwidth": ("a bandwidth", "such as `50 GB/s` or `400 Gb/s`"),
+    "duration": ("a duration", "such as `90s`, `30m` or `24:00:00`"),
+    "count": ("a whole number", "such as `500`, `1e6` or `300B`"),
+    "flops": ("a rate", "such as `312 TFLOP/s`"),
 }
 
 

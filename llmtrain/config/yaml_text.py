@@ -70,7 +70,8 @@ def parse_document(
     """
     builder = _Builder(name, base, fixed_where)
     try:
-        return builder.document(yaml.parse(text, Loader=yaml.BaseLoader)), builder.problems
+        root = builder.document(yaml.parse(text, Loader=yaml.BaseLoader))
+        return root, list(dict.fromkeys(builder.problems))
     except _TooDeep as error:
         return None, [*builder.problems, Problem(error.where, f"nested deeper than {MAX_DEPTH} levels")]
     except yaml.reader.ReaderError as error:
@@ -129,7 +130,7 @@ class _Builder:
             return Sequence(tuple(self._items(events, depth)), where)
         if isinstance(event, MappingStartEvent):
             return self._table(events, where, depth)
-        return Scalar(None, "", where, self.base)
+        return Scalar(None, "", where, unreadable=True)
 
     def _items(self, events: Iterator[Event], depth: int) -> Iterator[Node]:
         for event in events:
@@ -188,7 +189,9 @@ def _syntax_problem(error: yaml.MarkedYAMLError, builder: _Builder) -> Problem:
         return Problem(where, "a tab where only spaces may stand", "indent with spaces")
     if "mapping values are not allowed here" in text:
         return Problem(
-            where, "`:` where no key may stand", "check the indentation, or quote a text that holds `: `"
+            where,
+            "`:` where no key may stand",
+            "check the indentation and the space after `:`; quote a text that holds `: `",
         )
     if "could not find expected ':'" in text:
         start = builder.where(error.context_mark)
