@@ -97,7 +97,7 @@ def checks_table(diagnosis: Diagnosis) -> Table:
     """One line a check; hints stand on lines of their own."""
     table = one_line_table()
     for name in ("check", "result", "found"):
-        add_column(table, name)
+        add_column(table, name, rest=name == "found")
     for check in diagnosis.checks:
         style = STYLES.get({"ok": "alive", "failure": "failed"}.get(check.level, check.level), "")
         table.add_row(check.name, Text(check.level, style=style), check.found)

@@ -3,75 +3,69 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Sequence
 from statistics import median
 
 from rich.text import Text
 
 from llmtrain.events.records import RankState
 from llmtrain.observe.run_reader import RunView
+from llmtrain.observe.tables import rank_word
 from llmtrain.observe.wording import STYLES
 
 SLOW_RATIO = 1.2
 """A rank whose own computing takes so many times the median is shown as slow."""
-LEGEND = {
-    "o": ("alive", "alive"),
-    "s": ("slow", "warning"),
-    ".": ("starting", "starting"),
-    "+": ("finished", "finished"),
-    "x": ("dead or failed", "dead"),
-    "-": ("ended", ""),
+LETTERS = {
+    "alive": "o",
+    "slow": "s",
+    "waiting": ".",
+    "finished": "+",
+    "dead": "x",
+    "failed": "x",
+    "ended": "-",
+    "unknown": "?",
 }
 
 
-def grid_lines(view: RunView, width: int) -> list[Text]:
-    """One line for every node (as many to a line as fit), then what the letters mean with their counts."""
-    letters = {rank: rank_letter(view, state) for rank, state in view.state.ranks.items()}
-    by_host: dict[str, list[int]] = defaultdict(list)
-    for rank in sorted(letters):
-        by_host[view.state.ranks[rank].host or "?"].append(rank)
+def grid_lines(view: RunView, ranks: Sequence[RankState], width: int) -> list[Text]:
+    """One cell for every node, as many to a line as fit; then what the letters mean, with their counts."""
+    by_host: dict[str, list[str]] = defaultdict(list)
+    slow = slow_ranks(ranks)
+    for rank in ranks:
+        word = rank_word(view, rank)
+        by_host[rank.host or "?"].append("slow" if word == "alive" and rank.rank in slow else word)
     name_width = min(24, max(len(host) for host in by_host))
-    cell_width = name_width + 1 + max(len(ranks) for ranks in by_host.values()) + 3
-    per_line = max(1, width // cell_width)
+    cell_width = name_width + 1 + max(len(words) for words in by_host.values()) + 3
+    per_line = max(1, (width + 3) // cell_width)
     lines: list[Text] = []
-    for index, (host, ranks) in enumerate(by_host.items()):
+    for index, (host, words) in enumerate(by_host.items()):
         if index % per_line == 0:
             lines.append(Text(no_wrap=True, overflow="ellipsis"))
         cell = Text(f"{host[:name_width]:<{name_width}} ", style="dim")
-        for rank in ranks:
-            cell.append(letters[rank], STYLES.get(LEGEND[letters[rank]][1], ""))
+        for word in words:
+            cell.append(LETTERS[word], STYLES.get(word, ""))
         cell.pad_right(max(0, cell_width - len(cell)))
         lines[-1].append_text(cell)
-    return [*lines, _legend(list(letters.values()))]
+    for line in lines:
+        line.rstrip()
+    return [*lines, _legend([word for words in by_host.values() for word in words])]
 
 
-def rank_letter(view: RunView, rank: RankState) -> str:
-    """The letter of one rank."""
-    if rank.status in ("failed", "dead"):
-        return "x"
-    if rank.status == "finished":
-        return "+"
-    if not view.state.is_alive(rank.rank):
-        return "-"
-    if rank.status == "starting":
-        return "."
-    return "s" if is_slow(view, rank) else "o"
+def slow_ranks(ranks: Sequence[RankState]) -> set[int]:
+    """Ranks that compute much longer than the median of all."""
+    seconds = {rank.rank: rank.compute_seconds for rank in ranks if rank.compute_seconds is not None}
+    if len(seconds) < 3:
+        return set()
+    limit = SLOW_RATIO * median(seconds.values())
+    return {rank for rank, own in seconds.items() if own > limit}
 
 
-def is_slow(view: RunView, rank: RankState) -> bool:
-    """Whether a rank computes much longer than the median of all."""
-    known = [r.compute_seconds for r in view.state.ranks.values() if r.compute_seconds is not None]
-    return (
-        rank.compute_seconds is not None
-        and len(known) > 2
-        and rank.compute_seconds > SLOW_RATIO * median(known)
-    )
-
-
-def _legend(letters: list[str]) -> Text:
+def _legend(words: list[str]) -> Text:
     text = Text(no_wrap=True, overflow="ellipsis")
-    for letter, (word, style) in LEGEND.items():
-        count = letters.count(letter)
+    for word, letter in LETTERS.items():
+        count = words.count(word)
         if count:
-            text.append(letter, STYLES.get(style, ""))
+            text.append(letter, STYLES.get(word, ""))
             text.append(f" {count} {word}   ", "dim")
+    text.rstrip()
     return text

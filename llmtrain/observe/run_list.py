@@ -16,7 +16,7 @@ def runs_table(views: Sequence[RunView]) -> Table:
     """One line a run."""
     table = one_line_table()
     for name in ("run", "state", "step", "loss", "restarts", "last event", "recipe on cluster"):
-        add_column(table, name, right=name in ("step", "loss", "restarts"))
+        add_column(table, name, right=name in ("step", "loss", "restarts"), rest="on" in name.split())
     for view in views:
         state, word = view.state, view.status
         latest = state.latest

@@ -15,7 +15,7 @@ from llmtrain.observe.chart import line_chart, sparkline
 from llmtrain.observe.goodput import goodput
 from llmtrain.observe.node_grid import grid_lines
 from llmtrain.observe.run_reader import RunView
-from llmtrain.observe.tables import attempts_table, labelled_table, ranks_table
+from llmtrain.observe.tables import attempts_table, known_ranks, labelled_table, ranks_table
 from llmtrain.observe.wording import (
     STYLES,
     age_text,
@@ -61,7 +61,23 @@ def status_screen(view: RunView, screen: Screen) -> Group:
             continue
         kept.append(section)
         left = None if left is None else left - section.lines
-    return Group(*(section.content for section in kept))
+    contents = [section.content for section in kept]
+    if not screen.unicode:
+        for content in contents:
+            _crop(content)
+    return Group(*contents)
+
+
+def _crop(content: RenderableType) -> None:
+    """Cut without the ellipsis character, which an ASCII terminal cannot show."""
+    if isinstance(content, Text):
+        content.overflow = "crop"
+    elif isinstance(content, Table):
+        for column in content.columns:
+            column.overflow = "crop"
+    elif isinstance(content, Group):
+        for part in content.renderables:
+            _crop(part)
 
 
 def _sections(view: RunView, screen: Screen) -> Iterator[Section]:
@@ -182,11 +198,11 @@ def _ending(view: RunView) -> Text | None:
 
 
 def _members(view: RunView, screen: Screen, room: int) -> Iterator[Section]:
-    ranks = [view.state.ranks[rank] for rank in sorted(view.state.ranks)]
+    ranks = known_ranks(view)
     if not ranks:
         return
     if len(ranks) > MOST_RANKS:
-        lines = grid_lines(view, screen.width)
+        lines = grid_lines(view, ranks, screen.width)
         yield Section(Group(*lines), len(lines))
         return
     shown = ranks if len(ranks) < room else _worst_first(ranks)[: room - 2]

@@ -10,21 +10,31 @@ from llmtrain.observe.goodput import lost_steps_of
 from llmtrain.observe.run_reader import RunView
 from llmtrain.observe.wording import STYLES, UNKNOWN, age_text, bytes_text, duration_text
 
+MOST_WAITING = 4096
+
 
 def one_line_table(*, header: bool = True) -> Table:
-    """A table without rules around it."""
-    return Table(box=None, show_header=header, pad_edge=False, header_style="dim")
+    """A table without rules around it, as wide as the terminal."""
+    return Table(box=None, show_header=header, pad_edge=False, header_style="dim", expand=True)
 
 
 def add_column(
-    table: Table, name: str = "", *, right: bool = False, style: str = "", width: int | None = None
+    table: Table,
+    name: str = "",
+    *,
+    right: bool = False,
+    style: str = "",
+    width: int | None = None,
+    rest: bool = False,
 ) -> None:
-    """Add a column whose cells are cut, never wrapped."""
+    """Add a column whose cells are cut, never wrapped; `rest` gives it what the others leave (the last
+    column)."""
     table.add_column(
         name,
         justify="right" if right else "left",
         style=style,
         width=width,
+        ratio=1 if rest else None,
         no_wrap=True,
         overflow="ellipsis",
     )
@@ -34,7 +44,7 @@ def labelled_table() -> Table:
     """Two columns: a dim label, and what it labels."""
     table = one_line_table(header=False)
     add_column(table, style="dim", width=10)
-    add_column(table)
+    add_column(table, rest=True)
     return table
 
 
@@ -43,9 +53,9 @@ def ranks_table(view: RunView, ranks: list[RankState], *, wide: bool) -> Table:
     table = one_line_table()
     names = ["rank", "state", "phase", "step", "seen", "step time", "memory"]
     for name in [*names, *(["compute", "host", "pid", "error"] if wide else ["error"])]:
-        add_column(table, name, right=name in ("rank", "step", "step time", "memory"))
+        add_column(table, name, right=name in ("rank", "step", "step time", "memory"), rest=name == "error")
     for rank in ranks:
-        word = _rank_word(view, rank)
+        word = rank_word(view, rank)
         row: list[str | Text] = [
             str(rank.rank),
             Text(word, style=STYLES.get(word, "")),
@@ -61,17 +71,41 @@ def ranks_table(view: RunView, ranks: list[RankState], *, wide: bool) -> Table:
     return table
 
 
-def _rank_word(view: RunView, rank: RankState) -> str:
-    if view.state.is_alive(rank.rank):
-        return "alive" if view.is_supervised else "unknown"
-    return "ended" if rank.status in ("starting", "running") else str(rank.status)
+def rank_word(view: RunView, rank: RankState) -> str:
+    """One word for a rank: alive, waiting (not heard of yet), ended with its attempt, or how it ended itself;
+    unknown while nobody supervises the run."""
+    if rank.status not in ("starting", "running"):
+        return str(rank.status)
+    current = view.state.current
+    if view.state.ended or current is None or current.outcome:
+        return "ended"
+    if not view.is_supervised:
+        return "unknown"
+    return "alive" if rank.last_seen else "waiting"
+
+
+def known_ranks(view: RunView) -> list[RankState]:
+    """All ranks that the newest attempt shall have, also those that were not heard of yet, in order."""
+    state, current = view.state, view.state.current
+    world_size = current.world_size if current is not None and current.number == state.attempt else 0
+    nodes = current.nodes if current is not None else ()
+    per_node = max(1, world_size // len(nodes)) if nodes else 1
+    waiting = {
+        rank: RankState(
+            rank=rank, attempt=state.attempt, phase=UNKNOWN, host=nodes[rank // per_node] if nodes else ""
+        )
+        for rank in range(min(world_size, MOST_WAITING))
+        if rank not in state.ranks and rank // per_node < max(1, len(nodes))
+    }
+    known = {**waiting, **state.ranks}
+    return [known[rank] for rank in sorted(known)]
 
 
 def attempts_table(view: RunView, most: int) -> Table:
     """One line for each of the `most` newest attempts."""
     table = one_line_table()
     for name in ("attempt", "outcome", "steps", "lasted", "lost", "started by -> ended by"):
-        add_column(table, name, right=name in ("attempt", "lasted", "lost"))
+        add_column(table, name, right=name in ("attempt", "lasted", "lost"), rest="->" in name)
     for attempt in view.state.attempts[-most:]:
         table.add_row(*_attempt_row(view, attempt))
     return table

@@ -39,7 +39,8 @@ def test_tail_waits_for_a_missing_file_and_a_torn_line(tmp_path) -> None:
 
 @given(cuts=st.lists(st.integers(0, 2000), max_size=10), count=st.integers(0, 8))
 def test_any_cut_into_appends_reads_the_same(tmp_path_factory, cuts, count) -> None:
-    path = tmp_path_factory.mktemp("tail") / "rank.jsonl"
+    path = tmp_path_factory.getbasetemp() / "tail.jsonl"
+    path.unlink(missing_ok=True)
     data = b"".join(line(str(index)) for index in range(count))
     places = sorted({min(cut, len(data)) for cut in cuts} | {0, len(data)})
     tail, found = EventTail(path), []

@@ -1,0 +1,60 @@
+"""What every test has: its own home folder, no network, and skips that fail where nothing may skip."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Generator
+from typing import Any
+
+import hypothesis
+import pytest
+
+MUST_RUN = "LLMTRAIN_TESTS_MUST_RUN"
+
+hypothesis.settings.register_profile("house", deadline=None, print_blob=True)
+hypothesis.settings.load_profile("house")
+
+
+@pytest.fixture(autouse=True)
+def _own_home(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No test reads or writes the home folder of whoever runs it."""
+    home = tmp_path_factory.getbasetemp() / "home"
+    home.mkdir(exist_ok=True)
+    monkeypatch.setenv("HOME", str(home))
+    for name, folder in (("CONFIG", ".config"), ("STATE", ".state"), ("CACHE", ".cache"), ("DATA", ".data")):
+        monkeypatch.setenv(f"XDG_{name}_HOME", str(home / folder))
+    for name in ("NO_COLOR", "FORCE_COLOR", "COLUMNS", "LINES"):
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture(autouse=True)
+def _no_network(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A connection of this process to another machine fails the test."""
+    connect = socket.socket.connect
+
+    def local_only(self: socket.socket, address: Any) -> None:
+        host = address[0] if isinstance(address, tuple) else ""
+        if self.family in (socket.AF_INET, socket.AF_INET6) and not _is_local(host):
+            raise AssertionError(f"a test tried to reach {address}")
+        connect(self, address)
+
+    monkeypatch.setattr(socket.socket, "connect", local_only)
+
+
+def _is_local(host: str) -> bool:
+    return host in ("localhost", "::1", "", socket.gethostname()) or host.startswith("127.")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Where LLMTRAIN_TESTS_MUST_RUN=1 says that everything is installed, a skip is a failure (but for GPUs)."""
+    report = yield
+    expected = hasattr(report, "wasxfail") or item.get_closest_marker("gpu") is not None
+    if os.environ.get(MUST_RUN) == "1" and report.skipped and not expected:
+        reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else report.longrepr
+        report.outcome = "failed"
+        report.longrepr = f"{MUST_RUN}=1 allows no skip: {reason}"
+    return report
