@@ -50,7 +50,7 @@ def _is_local(host: str) -> bool:
 def pytest_runtest_makereport(
     item: pytest.Item, call: pytest.CallInfo[None]
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """Where LLMTRAIN_TESTS_MUST_RUN=1 says that everything is installed, a skip is a failure (but for GPUs)."""
+    """Where LLMTRAIN_TESTS_MUST_RUN=1 says that everything is installed, a skip fails (but for GPUs)."""
     report = yield
     expected = hasattr(report, "wasxfail") or item.get_closest_marker("gpu") is not None
     if os.environ.get(MUST_RUN) == "1" and report.skipped and not expected:

@@ -1,0 +1,112 @@
+"""The doctor's facts on this machine, and its judgement on invented ones."""
+
+import dataclasses
+import os
+import stat
+
+import pytest
+
+from llmtrain import probe
+from llmtrain.errors import ExitStatus
+from llmtrain.observe.doctor import Diagnosis, diagnose, judge
+from llmtrain.probe import Disk, Gpu, Gpus, Machine, WriteTest, probe_disk, probe_write
+
+GB = 10**9
+HEALTHY = Machine(
+    host="node1",
+    system="Linux",
+    python="3.11.7",
+    torch="2.13.0",
+    cores=8,
+    load=0.1,
+    memory_total=64 * GB,
+    memory_available=60 * GB,
+    shared_memory=Disk(path="/dev/shm", total=32 * GB, free=32 * GB, inodes_total=10, inodes_free=10),
+    open_files=65536,
+    locked_memory=-1,
+    host_resolves="10.0.0.1",
+    gpus=Gpus(reason="no driver"),
+)
+DISK = Disk(path="/runs", total=1000 * GB, free=900 * GB, inodes_total=10**6, inodes_free=10**6)
+WRITE = WriteTest(seconds=0.01, bytes=1 << 20)
+GPU = Gpu(index=0, name="A100", uuid="u", memory_total=80 * GB, memory_used=0)
+
+
+def with_gpu(**changes) -> Machine:
+    gpu = dataclasses.replace(GPU, **changes)
+    return dataclasses.replace(HEALTHY, gpus=Gpus(driver="580", gpus=(gpu,)))
+
+
+def levels(machine=HEALTHY, disk=DISK, write=WRITE) -> dict[str, str]:
+    return {check.name: check.level for check in judge(machine, disk, write)}
+
+
+def test_a_healthy_machine_has_nothing_to_look_at() -> None:
+    assert set(levels().values()) == {"ok"}
+    assert set(levels(with_gpu()).values()) == {"ok"}
+
+
+@pytest.mark.parametrize(
+    ("changes", "name", "level"),
+    [
+        ({"machine": dataclasses.replace(HEALTHY, torch="")}, "torch", "failure"),
+        ({"machine": dataclasses.replace(HEALTHY, load=20.0)}, "cores", "warning"),
+        ({"machine": dataclasses.replace(HEALTHY, memory_available=3 * GB)}, "memory", "warning"),
+        ({"machine": dataclasses.replace(HEALTHY, memory_available=GB // 10)}, "memory", "failure"),
+        ({"machine": dataclasses.replace(HEALTHY, open_files=256)}, "open files", "warning"),
+        ({"machine": dataclasses.replace(HEALTHY, host_resolves="")}, "host name", "warning"),
+        ({"disk": dataclasses.replace(DISK, free=3 * GB)}, "disk", "warning"),
+        ({"disk": dataclasses.replace(DISK, free=GB // 10)}, "disk", "failure"),
+        ({"disk": dataclasses.replace(DISK, inodes_free=5)}, "inodes", "warning"),
+        ({"disk": dataclasses.replace(DISK, inodes_total=0, inodes_free=0)}, "inodes", "ok"),
+        ({"write": WriteTest(error="Read-only file system")}, "write test", "failure"),
+        ({"write": dataclasses.replace(WRITE, seconds=3.0)}, "write test", "warning"),
+        ({"write": dataclasses.replace(WRITE, clock_offset=-8.0)}, "clock", "warning"),
+        ({"machine": with_gpu(row_remap_failed=True)}, "GPU 0", "failure"),
+        ({"machine": with_gpu(row_remap_pending=True)}, "GPU 0", "warning"),
+        ({"machine": with_gpu(uncorrected_ecc_errors=3)}, "GPU 0", "warning"),
+        ({"machine": with_gpu(memory_used=20 * GB)}, "GPU 0", "warning"),
+        ({"machine": dataclasses.replace(with_gpu(), locked_memory=65536)}, "locked memory", "warning"),
+    ],
+)
+def test_what_is_wrong_is_found(changes, name, level) -> None:
+    found = levels(**changes)
+    assert found.pop(name) == level
+    assert set(found.values()) == {"ok"}, "nothing else is blamed"
+
+
+@pytest.mark.parametrize(("free", "status"), [(900 * GB, ExitStatus.DONE), (1, ExitStatus.FAILED)])
+def test_only_a_failure_fails(free, status) -> None:
+    disk = dataclasses.replace(DISK, free=free)
+    checks = tuple(judge(HEALTHY, disk, WRITE))
+    diagnosis = Diagnosis(machine=HEALTHY, disk=disk, write=WRITE, checks=checks)
+    assert diagnosis.exit_status is status
+    assert diagnosis.document()["ok"] is (status is ExitStatus.DONE)
+
+
+def test_this_machine(tmp_path) -> None:
+    diagnosis = diagnose(tmp_path / "runs")
+    machine = diagnosis.machine
+    assert machine.cores == len(os.sched_getaffinity(0))
+    assert 0 < machine.memory_available <= machine.memory_total
+    assert machine.torch and diagnosis.write.error == ""
+    assert bool(machine.gpus.gpus) != bool(machine.gpus.reason)
+    assert not (tmp_path / "runs").exists(), "the doctor leaves nothing behind"
+
+
+def test_write_test_of_a_folder_that_cannot_be_written(tmp_path) -> None:
+    (tmp_path / "file").write_text("")
+    assert probe_write(tmp_path / "file").error
+    assert probe_write(tmp_path, size=1000).error == ""
+    assert stat.S_ISREG((tmp_path / "file").stat().st_mode)
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+def test_disk_of_a_folder_that_does_not_exist_yet(tmp_path) -> None:
+    found = probe_disk(tmp_path / "a" / "b")
+    assert found is not None and found.path == str(tmp_path)
+
+
+def test_package_version_without_import() -> None:
+    assert probe.package_version("torch").startswith("2.")
+    assert probe.package_version("no-such-package-here") == ""
