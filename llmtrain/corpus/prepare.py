@@ -11,6 +11,7 @@ import hashlib
 import os
 import re
 import shutil
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -40,6 +41,8 @@ from llmtrain.run.atomic import sync_folder, write_atomic, write_json
 
 FORMAT = 1
 """Part of every address: raised when the same sources would give other token files."""
+POLL = 0.2
+"""Seconds between two looks at a lock that another process holds."""
 VERIFY_BELOW = 1 << 30
 """A corpus that is there already is read and compared with its digests when it is smaller, bytes."""
 
@@ -246,6 +249,14 @@ def _tokenise(job: _Job, work: Path, workers: int, report: Report) -> list[PartR
     return [results[number] for number in range(len(parts))]
 
 
+def _locked(descriptor: int) -> bool:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
 @contextmanager
 def _lock(folder: Path, report: Report) -> Iterator[None]:
     """Hold the lock of a corpus folder; the kernel lets go of it when the process dies. Raises OSError."""
@@ -253,11 +264,9 @@ def _lock(folder: Path, report: Report) -> Iterator[None]:
         folder.with_name(f".{folder.name}.lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644
     )
     try:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            report(Progress("wait"))
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        while not _locked(descriptor):
+            report(Progress("wait"))  # again and again, so that a caller can give up
+            time.sleep(POLL)
         yield
     finally:
         os.close(descriptor)

@@ -82,7 +82,7 @@ class PreparedCorpus:
     folder: Path
     manifest: CorpusManifest
     digest: str
-    """SHA-256 of the manifest, which holds those of the token files: the identity of the data."""
+    """Identity of the data: SHA-256 over tokenizer and token files, wherever they lie and come from."""
     train: TokenFile
     validation: TokenFile
     """Has no token when nothing was held out."""
@@ -164,21 +164,30 @@ def read_manifest(path: Path) -> tuple[CorpusManifest, str]:
         raise CorpusError(f"cannot be read: {error}", where=str(path)) from error
     if not isinstance(document, dict) or document.pop("schema", None) != SCHEMA:
         raise CorpusError(f"is not a corpus manifest of schema {SCHEMA}", where=str(path))
-    digest = document.pop("digest", None)
-    if digest != _digest(document):
-        raise CorpusError("was changed or damaged: its digest does not match", where=str(path))
+    if document.pop("checksum", None) != _sha256(document):
+        raise CorpusError("was changed or damaged: its checksum does not match", where=str(path))
+    document.pop("digest", None)
     try:
-        return from_json(CorpusManifest, document, str(path)), str(digest)
+        manifest = from_json(CorpusManifest, document, str(path))
     except ConfigError as error:
         raise CorpusError(
             f"is not a corpus manifest: {error.problems[0].message}", where=str(path)
         ) from error
+    return manifest, corpus_digest(manifest)
 
 
 def manifest_document(manifest: CorpusManifest) -> dict[str, Any]:
     """Return what `corpus.json` holds."""
-    body = to_json(manifest)
-    return {"schema": SCHEMA, "digest": _digest(body), **body}
+    body = {"digest": corpus_digest(manifest), **to_json(manifest)}
+    return {"schema": SCHEMA, "checksum": _sha256(body), **body}
+
+
+def corpus_digest(manifest: CorpusManifest) -> str:
+    """Identity of the data: what decides which tokens a rank sees, not where they lie or come from."""
+    tokenizer = to_json(manifest.tokenizer)
+    del tokenizer["name"]
+    splits = {name: to_json(getattr(manifest, name)) for name in (TRAIN, VALIDATION)}
+    return _sha256({"tokenizer": tokenizer, **splits})
 
 
 def file_sha256(path: Path) -> str:
@@ -203,5 +212,5 @@ def _open_split(folder: Path, name: str, info: SplitInfo) -> TokenFile:
     return tokens
 
 
-def _digest(body: dict[str, Any]) -> str:
+def _sha256(body: dict[str, Any]) -> str:
     return hashlib.sha256(canonical_json(body).encode("ascii")).hexdigest()

@@ -33,7 +33,7 @@ def find_run(reference: str, storage: str | Path = "runs") -> RunDir:
     Raises UsageError (exit 2), which names the nearest runs, when there is none or more than one.
     """
     path = Path(reference).expanduser()
-    named_by_path = path.is_absolute() or len(path.parts) != 1
+    named_by_path = "/" in reference or reference in (".", "..")
     for candidate in (path,) if named_by_path else (Path(storage) / reference, path):
         if RunDir(candidate).job_json.is_file():
             return RunDir(_with_name(candidate))

@@ -231,7 +231,7 @@ def test_a_killed_parent_takes_its_workers_along(tmp_path, large):
     while "tokenise" not in process.stdout.readline():
         pass
     children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 120
     while len(children) < 2 and process.poll() is None and time.monotonic() < deadline:
         children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
     process.send_signal(signal.SIGKILL)
@@ -345,6 +345,9 @@ def test_a_model_that_does_not_fit(tmp_path, jsonl, arguments, message):
     assert message in raised.value.text()
 
 
+SUFFIXES = (".bin", ".idx")
+
+
 def edit_manifest(folder, change):
     path = folder / "corpus.json"
     document = json.loads(path.read_text())
@@ -362,7 +365,7 @@ def edit_manifest(folder, change):
         (lambda f: edit_manifest(f, lambda d: d["train"].update(tokens=1)), "was changed or damaged"),
         (lambda f: os.truncate(f / "train.bin", 100), "has 100 bytes, its index says"),
         (lambda f: (f / "validation.idx").unlink(), "validation.idx: missing"),
-        (lambda f: [(f / f"train{s}").write_bytes((f / f"validation{s}").read_bytes()) for s in (".bin", ".idx")],
+        (lambda f: [(f / f"train{s}").write_bytes((f / f"validation{s}").read_bytes()) for s in SUFFIXES],
          "does not match corpus.json"),
     ],
 )  # fmt: skip
@@ -386,6 +389,9 @@ def test_a_flipped_bit_is_found_before_training(tmp_path, jsonl):
 def test_another_digest_than_the_runs_is_refused(tmp_path, jsonl):
     corpus = prepare_folder([str(jsonl)], tmp_path / "out")
     assert open_prepared(corpus.folder, digest=corpus.digest).digest == corpus.digest
+    moved = jsonl.rename(jsonl.with_name("elsewhere.jsonl"))
+    assert prepare_folder([str(moved)], tmp_path / "again").digest == corpus.digest
+    assert prepare_folder([str(moved)], tmp_path / "other", validation_fraction=0.5).digest != corpus.digest
     with pytest.raises(CorpusError, match="but the run was started with 0000"):
         open_prepared(corpus.folder, digest="0" * 64)
 

@@ -1,6 +1,6 @@
 """Checkpoints on disk, without torch: manifest, choice of the newest whole one, commit and deletion."""
 
-from llmtrain.run.checkpoints.commit import begin_save, clean_leftovers, commit_save, prune
+from llmtrain.run.checkpoints.commit import begin_save, clean_leftovers, commit_save, outdated, prune
 from llmtrain.run.checkpoints.folder import (
     Checkpoint,
     ever_committed,
@@ -26,6 +26,7 @@ __all__ = [
     "ever_committed",
     "list_checkpoints",
     "newest_valid",
+    "outdated",
     "prune",
     "read_manifest",
     "read_pointer",

@@ -116,6 +116,16 @@ def prune(
     as many. Checkpoints for which `protect` is true stay. Raises CheckpointError when one cannot be deleted,
     ValueError when keep < 1.
     """
+    doomed = outdated(root, keep, protect=protect)
+    for checkpoint in reversed(doomed):
+        _delete(checkpoint.path)
+    return doomed
+
+
+def outdated(
+    root: Path, keep: int, *, protect: Callable[[Checkpoint], bool] = lambda _: False
+) -> list[Checkpoint]:
+    """What `prune` would delete, newest first; raises as `prune` does."""
     if keep < 1:
         raise ValueError(f"at least one checkpoint must be kept, not {keep}")
     doomed: list[Checkpoint] = []
@@ -125,8 +135,6 @@ def prune(
             doomed.append(checkpoint)
         elif whole < keep and not verify(checkpoint.path, checksums=False):
             whole += 1
-    for checkpoint in reversed(doomed):
-        _delete(checkpoint.path)
     return doomed
 
 

@@ -1,0 +1,237 @@
+"""`llmtrain checkpoint`: list, show, verify and prune the checkpoints of a run."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from llmtrain.cli import console
+from llmtrain.cli.options import Json
+from llmtrain.cli.status import Runs
+from llmtrain.errors import ExitStatus
+
+if TYPE_CHECKING:
+    from llmtrain.errors import Problem
+    from llmtrain.run.checkpoints import Checkpoint, Manifest
+    from llmtrain.run.layout import RunDir
+
+RUNS = Path("runs")
+_HELP = "List, show, verify and prune the checkpoints of a run."
+_Run = Annotated[str, typer.Argument(metavar="RUN", help="A run id, the beginning of one, or a path.")]
+_Step = Annotated[int | None, typer.Argument(metavar="[STEP]", min=0, help="Default: the newest checkpoint.")]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command group."""
+    group = typer.Typer(help=_HELP, rich_markup_mode=None, no_args_is_help=True)
+    group.command("list")(_list)
+    group.command("show")(_show)
+    group.command("verify")(_verify)
+    group.command("prune")(_prune)
+    app.add_typer(group, name="checkpoint")
+
+
+def _list(reference: _Run, runs: Runs = RUNS, as_json: Json = False) -> None:
+    """List all checkpoints, newest first, with faults that show without reading the shards."""
+    from llmtrain.run.checkpoints import list_checkpoints, read_pointer, verify
+
+    root = _root(reference, runs)
+    found = [(checkpoint, verify(checkpoint.path, checksums=False)) for checkpoint in list_checkpoints(root)]
+    if as_json:
+        documents = [
+            {**_summary(checkpoint), "problems": console.problem_documents(problems)}
+            for checkpoint, problems in found
+        ]
+        console.emit_json({"path": str(root), "latest": read_pointer(root), "checkpoints": documents})
+        return
+    if not found:
+        console.say(f"there is no checkpoint in {root}")
+        return
+    rows = [_row(checkpoint, problems) for checkpoint, problems in found]
+    console.emit(
+        console.columns(
+            ["NAME", "STEP", "SAMPLES", "SIZE", "SHARDS", "SAVED", "STATE"], rows, right=(1, 2, 3, 4)
+        )
+    )
+
+
+def _show(
+    reference: _Run,
+    step: _Step = None,
+    tensors: Annotated[bool, typer.Option("--tensors", help="List every tensor, too.")] = False,
+    runs: Runs = RUNS,
+    as_json: Json = False,
+) -> None:
+    """Show what one checkpoint holds."""
+    from llmtrain.run.checkpoints import read_manifest, resolve_step
+
+    checkpoint = resolve_step(_root(reference, runs), step)
+    manifest = read_manifest(checkpoint.path)
+    if as_json:
+        listed = {key: {"dtype": t.dtype, "shape": list(t.shape)} for key, t in manifest.tensors.items()}
+        shards = [{"file": s.file, "bytes": s.bytes, "sha256": s.sha256} for s in manifest.shards]
+        document = {
+            **_summary(checkpoint),
+            "extra": manifest.info.extra,
+            "files": shards,
+            "tensor_list": listed,
+        }
+        console.emit_json({"checkpoint": document})
+        return
+    _print(checkpoint, manifest)
+    if tensors:
+        rows = [
+            [key, entry.dtype, "x".join(map(str, entry.shape)) or "scalar", str(len(entry.pieces))]
+            for key, entry in manifest.tensors.items()
+        ]
+        console.emit(console.columns(["TENSOR", "DTYPE", "SHAPE", "PIECES"], rows, right=(3,)))
+
+
+def _verify(reference: _Run, step: _Step = None, runs: Runs = RUNS, as_json: Json = False) -> None:
+    """Read one checkpoint, or all of a run, and compare everything with the manifest. Exit code 1 when one is
+    damaged."""
+    from llmtrain.run.checkpoints import list_checkpoints, resolve_step, verify
+
+    run = _run(reference, runs)
+    root = run.checkpoints
+    chosen = [resolve_step(root, step)] if step is not None else list_checkpoints(root)
+    if not chosen:
+        resolve_step(root, None)
+    found: list[tuple[Checkpoint, list[Problem]]] = []
+    for checkpoint in chosen:
+        problems = verify(checkpoint.path, run_id=_run_id(run.path))
+        found.append((checkpoint, problems))
+        if not as_json:
+            console.emit(f"{checkpoint.name}: {'damaged' if problems else 'whole'}")
+            console.say_problems(problems, word="problem")
+    if as_json:
+        documents = [
+            {
+                "name": checkpoint.name,
+                "step": checkpoint.step,
+                "problems": console.problem_documents(problems),
+            }
+            for checkpoint, problems in found
+        ]
+        whole = [checkpoint.name for checkpoint, problems in found if not problems]
+        console.emit_json({"checkpoints": documents, "newest_whole": whole[0] if whole else None})
+    if any(problems for _, problems in found):
+        raise typer.Exit(ExitStatus.FAILED)
+
+
+def _prune(
+    reference: _Run,
+    keep: Annotated[
+        int, typer.Option("--keep", metavar="K", min=1, help="Newest whole checkpoints to keep.")
+    ],
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be deleted.")] = False,
+    runs: Runs = RUNS,
+    as_json: Json = False,
+) -> None:
+    """Delete checkpoints older than the K newest whole ones; damaged ones do not count."""
+    from llmtrain.run.checkpoints import list_checkpoints, outdated, prune
+
+    root = _root(reference, runs)
+    deleted = outdated(root, keep) if dry_run else prune(root, keep)
+    left = [checkpoint.name for checkpoint in list_checkpoints(root) if checkpoint not in deleted]
+    if as_json:
+        names = [checkpoint.name for checkpoint in deleted]
+        console.emit_json({"deleted": names, "dry_run": dry_run, "kept": left})
+        return
+    for checkpoint in deleted:
+        console.emit(f"{'would delete' if dry_run else 'deleted'} {checkpoint.name}")
+    console.say(f"{len(left)} kept")
+
+
+def _run(reference: str, runs: Path) -> RunDir:
+    from llmtrain.run.find import find_run
+
+    return find_run(reference, runs)
+
+
+def _root(reference: str, runs: Path) -> Path:
+    return _run(reference, runs).checkpoints
+
+
+def _run_id(path: Path) -> str:
+    """The run's id from job.json, for a run folder may have been renamed; "" when it cannot be read."""
+    try:
+        return str(json.loads((path / "job.json").read_bytes())["run_id"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return ""
+
+
+def _summary(checkpoint: Checkpoint) -> dict[str, Any]:
+    from llmtrain.errors import CheckpointError
+    from llmtrain.run.checkpoints import read_manifest
+
+    document: dict[str, Any] = {
+        "name": checkpoint.name,
+        "step": checkpoint.step,
+        "path": str(checkpoint.path),
+    }
+    try:
+        manifest = read_manifest(checkpoint.path)
+        saved = (checkpoint.path / "manifest.json").stat().st_mtime
+    except (CheckpointError, OSError):
+        return document
+    info = manifest.info
+    return {
+        **document,
+        "run_id": info.run_id,
+        "recipe_digest": info.recipe_digest,
+        "consumed_samples": info.consumed_samples,
+        "layout": dict(info.layout),
+        "bytes": manifest.nbytes,
+        "shards": len(manifest.shards),
+        "tensors": len(manifest.tensors),
+        "saved": saved,
+    }
+
+
+def _row(checkpoint: Checkpoint, problems: Sequence[Problem]) -> list[str]:
+    from llmtrain.units import format_bytes
+
+    summary = _summary(checkpoint)
+    state = problems[0].message if problems else "whole"
+    if "bytes" not in summary:
+        return [checkpoint.name, str(checkpoint.step), "-", "-", "-", "-", state]
+    return [
+        checkpoint.name,
+        str(checkpoint.step),
+        f"{summary['consumed_samples']:,}",
+        format_bytes(summary["bytes"]),
+        str(summary["shards"]),
+        _time(summary["saved"]),
+        state,
+    ]
+
+
+def _print(checkpoint: Checkpoint, manifest: Manifest) -> None:
+    from llmtrain.units import format_bytes
+
+    summary, info = _summary(checkpoint), manifest.info
+    layout = " ".join(f"{key}={value}" for key, value in info.layout.items())
+    kinds = sorted({entry.dtype for entry in manifest.tensors.values()})
+    lines = {
+        "path": checkpoint.path,
+        "run": info.run_id,
+        "step": f"{info.step:,}",
+        "samples": f"{info.consumed_samples:,}",
+        "saved": _time(summary["saved"]) if "saved" in summary else "-",
+        "size": f"{format_bytes(manifest.nbytes)} in {len(manifest.shards)} shards",
+        "tensors": f"{len(manifest.tensors):,} ({', '.join(kinds)})",
+        "layout": layout or "-",
+        "recipe": info.recipe_digest or "-",
+    }
+    for name, value in lines.items():
+        console.emit(f"{name:<8} {value}")
+
+
+def _time(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds).astimezone().strftime("%Y-%m-%d %H:%M:%S")

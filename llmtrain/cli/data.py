@@ -1,0 +1,139 @@
+"""`llmtrain data`: prepare a corpus and look at one."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from llmtrain.cli import console
+from llmtrain.cli.options import Json
+
+if TYPE_CHECKING:
+    from llmtrain.corpus.prepare import Progress
+    from llmtrain.corpus.prepared import PreparedCorpus
+
+_HELP = "Prepare a corpus for training, and look at prepared ones."
+_EVERY = 5.0
+"""Seconds between two lines of progress when standard error is not a terminal."""
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command group."""
+    group = typer.Typer(help=_HELP, rich_markup_mode=None, no_args_is_help=True)
+    group.command("prepare")(_prepare)
+    group.command("show")(_show)
+    app.add_typer(group, name="data")
+
+
+def _prepare(
+    sources: Annotated[
+        list[str],
+        typer.Argument(metavar="SOURCE...", help="`python-stdlib`, text or jsonl files, or folders of them."),
+    ],
+    out: Annotated[Path, typer.Option("--out", metavar="DIR", help="Folder to write; must not exist.")],
+    tokenizer: Annotated[
+        str, typer.Option("--tokenizer", metavar="T", help="`bytes`, or a Hugging Face tokenizer.json.")
+    ] = "bytes",
+    validation: Annotated[
+        float, typer.Option("--validation-fraction", metavar="F", help="Share held out, chosen by hash.")
+    ] = 0.01,
+    workers: Annotated[
+        int | None, typer.Option("--workers", metavar="N", min=1, help="Processes; default: one a core.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Tokenise sources into a folder that `data.corpus` of a recipe can name.
+
+    Killed or out of space, it goes on where it was when started again.
+    """
+    from llmtrain.corpus.prepare import prepare_folder
+
+    begin = time.monotonic()
+    corpus = prepare_folder(
+        sources,
+        out,
+        tokenizer=tokenizer,
+        validation_fraction=validation,
+        workers=workers,
+        progress=reporter(),
+    )
+    _print(corpus, as_json)
+    tokens = corpus.train.tokens + corpus.validation.tokens
+    console.say(f"{tokens:,} tokens in {time.monotonic() - begin:.1f} s")
+
+
+def _show(
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="A prepared corpus.")],
+    verify: Annotated[bool, typer.Option("--verify", help="Read everything and compare checksums.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Show what a prepared corpus holds and where it comes from."""
+    from llmtrain.corpus.prepared import open_prepared
+
+    corpus = open_prepared(folder)
+    if verify:
+        corpus.verify()
+    _print(corpus, as_json)
+    if verify:
+        console.say("all checksums match")
+
+
+def reporter() -> Callable[[Progress], None]:
+    """A function that tells progress on standard error: one line that changes, or a line every few
+    seconds."""
+    live = sys.stderr.isatty()
+    told = {"at": time.monotonic()}
+    waiting = {
+        "wait": "another process prepares this corpus; waiting for it",
+        "digest": "reading the sources",
+        "merge": "writing the token files",
+    }
+
+    def report(step: Progress) -> None:
+        now = time.monotonic()
+        if step.phase == "tokenise":
+            share = step.done / step.total if step.total else 1.0
+            text = f"tokenising: {share:4.0%} of {step.total / 1e6:,.1f} MB"
+        else:
+            text = waiting[step.phase]
+        if live:
+            sys.stderr.write(f"\r\x1b[K{text}" if step.phase != "merge" else "\r\x1b[K")
+            sys.stderr.flush()
+        elif now - told["at"] >= _EVERY:
+            told["at"] = now
+            console.say(text)
+
+    return report
+
+
+def _print(corpus: PreparedCorpus, as_json: bool) -> None:
+    if as_json:
+        console.emit_json({"corpus": _document(corpus)})
+        return
+    manifest = corpus.manifest
+    console.emit(f"folder     {corpus.folder}")
+    console.emit(f"digest     {corpus.digest[:16]}")
+    kind = manifest.tokenizer
+    console.emit(f"tokenizer  {kind.name}, {kind.vocab:,} tokens, separator {kind.separator}")
+    for source in manifest.sources:
+        console.emit(f"source     {source.source}: {source.files:,} files, {source.bytes:,} bytes")
+    if manifest.empty_documents:
+        console.emit(f"left out   {manifest.empty_documents:,} documents without text")
+    if manifest.undecodable_files:
+        console.emit(f"replaced   bytes that are not UTF-8, in {manifest.undecodable_files:,} files")
+    rows = [
+        [name, f"{split.tokens:,}", f"{split.documents:,}", split.dtype]
+        for name, split in (("train", manifest.train), ("validation", manifest.validation))
+    ]
+    console.emit(console.columns(["SPLIT", "TOKENS", "DOCUMENTS", "DTYPE"], rows, right=(1, 2)))
+
+
+def _document(corpus: PreparedCorpus) -> dict[str, Any]:
+    from llmtrain.config.codec import to_json
+
+    return {"folder": str(corpus.folder), "digest": corpus.digest, **to_json(corpus.manifest)}
