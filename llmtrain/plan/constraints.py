@@ -11,6 +11,10 @@ from llmtrain.plan.machine import Machine
 from llmtrain.plan.workload import Workload
 
 
+BATCH_RULE = "interleaving over the batch"
+"""The one rule of the settings that depends on the batch, too."""
+
+
 @dataclass(frozen=True, slots=True)
 class Refusal:
     """Why a layout cannot be used."""
@@ -21,6 +25,8 @@ class Refusal:
     """The violated inequality with both numbers."""
     hint: str = ""
     """The knob that would change it."""
+    of_knobs: bool = False
+    """Whether another setting (schedule, recomputation, ZeRO) of the same axes could mend it."""
 
 
 def refusals(
@@ -30,11 +36,70 @@ def refusals(
     yield from _world(layout, machine, nodes)
     yield from _batch(work, layout)
     yield from _tensor(work, layout, machine)
-    yield from _pipeline(work, layout, features)
-    yield from _other_axes(work, layout)
+    yield from _axes(work, layout, features)
+    yield from knob_refusals(work, layout, features)
+
+
+def knob_refusals(work: Workload, layout: Layout, features: EngineFeatures) -> Iterator[Refusal]:
+    """Yield the rules that the settings beside the axes break."""
+    chunks, layers = layout.pp * layout.vpp, work.model.layers
+    if chunks > layers and layout.vpp > 1:
+        yield _knob(
+            "layers over stages",
+            f"pp {layout.pp} x vpp {layout.vpp} = {chunks} > {layers} layers",
+            "lower vpp",
+        )
+    elif layers % chunks and not features.uneven_layers:
+        yield _knob(
+            "layers over stages",
+            f"layers {layers} mod (pp {layout.pp} x vpp {layout.vpp} = {chunks}) = {layers % chunks}, must be 0",
+            "choose pp x vpp that divides the layers",
+        )
+    if layout.vpp > 1 or layout.schedule == "interleaved":
+        yield from _interleaving(work, layout)
+    if layout.sequence_parallel and layout.tp == 1:
+        yield _knob("sequence parallel", "sequence_parallel=true needs tp > 1, tp is 1", "switch it off")
+    elif layout.sequence_parallel and work.sequence // layout.cp % layout.tp:
+        rest = work.sequence // layout.cp % layout.tp
+        yield _knob(
+            "sequence parallel",
+            f"sequence {work.sequence} mod tp {layout.tp} = {rest}, must be 0",
+            "lower tp",
+        )
+    if layout.zero >= 2 and layout.pp > 1:
+        yield _knob(
+            "zero with a pipeline",
+            f"zero {layout.zero} with pp {layout.pp} would move gradients or weights in every micro-batch",
+            "use zero=1",
+        )
     for setting in features.missing(layout):
-        yield Refusal(
+        yield _knob(
             "engine", f"the engine cannot run {setting}", "leave it to auto, or plan for another engine"
+        )
+
+
+def _knob(rule: str, message: str, hint: str) -> Refusal:
+    return Refusal(rule, message, hint, of_knobs=True)
+
+
+def _interleaving(work: Workload, layout: Layout) -> Iterator[Refusal]:
+    if layout.pp == 1:
+        yield _knob("interleaving", f"vpp {layout.vpp} needs pp > 1, pp is 1", "use vpp=1")
+        return
+    if (layout.vpp > 1) != (layout.schedule == "interleaved"):
+        yield _knob(
+            "interleaving",
+            f"schedule {layout.schedule} does not go with vpp {layout.vpp}",
+            "vpp > 1 and schedule interleaved belong together",
+        )
+    total = work.global_batch // layout.micro_batch
+    share, extra = divmod(total, layout.dp)
+    if share % layout.pp or extra:
+        bad = share if share % layout.pp else share + 1
+        yield _knob(
+            BATCH_RULE,
+            f"accumulation {bad} mod pp {layout.pp} = {bad % layout.pp}, must be 0 with vpp {layout.vpp}",
+            "use vpp=1 or an accumulation that pp divides",
         )
 
 
@@ -72,15 +137,6 @@ def _batch(work: Workload, layout: Layout) -> Iterator[Refusal]:
             "lower dp or batch.micro, or raise batch.global",
         )
         return
-    if layout.vpp > 1:
-        counts = set(layout.micro_batches(work.global_batch))
-        bad = [m for m in counts if m % layout.pp]
-        if bad:
-            yield Refusal(
-                "interleaving",
-                f"accumulation {bad[0]} mod pp {layout.pp} = {bad[0] % layout.pp}, must be 0 with vpp {layout.vpp}",
-                "use vpp=1 or an accumulation that pp divides",
-            )
 
 
 def _tensor(work: Workload, layout: Layout, machine: Machine) -> Iterator[Refusal]:
@@ -101,45 +157,27 @@ def _tensor(work: Workload, layout: Layout, machine: Machine) -> Iterator[Refusa
         ("heads", shape.heads),
         ("kv_heads", shape.kv_heads),
         ("ffn_hidden", shape.ffn_hidden),
-        ("vocab", work.model.vocab),
     ):
         if value % tp:
             yield Refusal(
                 f"{name} over tp",
                 f"model.{name} {value} mod tp {tp} = {value % tp}, must be 0",
-                f"choose a tp that divides {value}" if name != "vocab" else "pad the vocabulary",
+                f"choose a tp that divides {value}",
             )
-    if layout.sequence_parallel and (work.sequence // layout.cp) % tp:
-        yield Refusal("sequence over tp", f"sequence {work.sequence // layout.cp} mod tp {tp} must be 0")
-    if layout.sequence_parallel and tp == 1:
-        yield Refusal("sequence parallel", "sequence_parallel=true needs tp > 1, tp is 1")
+    if work.model.vocab < 8 * tp:
+        yield Refusal("vocab over tp", f"model.vocab {work.model.vocab} < 8 x tp {tp} = {8 * tp}", "lower tp")
 
 
-def _pipeline(work: Workload, layout: Layout, features: EngineFeatures) -> Iterator[Refusal]:
-    chunks, layers = layout.pp * layout.vpp, work.model.layers
-    if chunks > layers:
+def _axes(work: Workload, layout: Layout, features: EngineFeatures) -> Iterator[Refusal]:
+    if layout.pp > work.model.layers:
+        yield Refusal("layers over stages", f"pp {layout.pp} > {work.model.layers} layers", "lower pp")
+    elif work.model.layers % layout.pp and not features.uneven_layers:
+        rest = work.model.layers % layout.pp
         yield Refusal(
             "layers over stages",
-            f"pp {layout.pp} x vpp {layout.vpp} = {chunks} > {layers} layers",
-            "lower pp or vpp",
+            f"layers {work.model.layers} mod pp {layout.pp} = {rest}, must be 0",
+            "choose a pp that divides the layers",
         )
-    elif layers % chunks and not features.uneven_layers:
-        yield Refusal(
-            "layers over stages",
-            f"layers {layers} mod (pp {layout.pp} x vpp {layout.vpp} = {chunks}) = {layers % chunks}, must be 0",
-            "choose pp x vpp that divides the layers",
-        )
-    if layout.vpp > 1 and layout.pp == 1:
-        yield Refusal("interleaving", f"vpp {layout.vpp} needs pp > 1, pp is 1", "use vpp=1")
-    if (layout.vpp > 1) != (layout.schedule == "interleaved"):
-        yield Refusal(
-            "interleaving",
-            f"schedule {layout.schedule} does not go with vpp {layout.vpp}",
-            "vpp > 1 and schedule interleaved belong together",
-        )
-
-
-def _other_axes(work: Workload, layout: Layout) -> Iterator[Refusal]:
     if work.sequence % (2 * layout.cp) and layout.cp > 1:
         yield Refusal(
             "sequence over cp",

@@ -5,9 +5,10 @@ from __future__ import annotations
 from llmtrain.config.layout import Layout
 from llmtrain.plan.layer_time import BlockTimer
 from llmtrain.plan.machine import Machine
-from llmtrain.plan.memory import fullest_stage
-from llmtrain.plan.plan import Candidate, MemoryBytes, Prediction
-from llmtrain.plan.step_time import Breakdown, pipeline_bubble_ratio, step_time
+from llmtrain.plan.memory import MemoryModel, StageMemory
+from llmtrain.plan.plan import Breakdown, Candidate, MemoryBytes, Prediction
+from llmtrain.plan.schedules import bubble_ratio
+from llmtrain.plan.step_time import step_time
 from llmtrain.plan.workload import Workload
 
 DAY = 86400.0
@@ -22,25 +23,29 @@ class Evaluator:
         self.work = work
         self.machine = machine
         self.timer = BlockTimer(work, machine)
+        self.memory_model = MemoryModel(work, machine)
 
     @property
     def usable_memory(self) -> float:
         """Bytes of a rank that a plan may fill."""
         return self.machine.capacity * (1.0 - RESERVE)
 
-    def memory(self, layout: Layout, micro_batches: int) -> MemoryBytes:
-        """Memory of the fullest rank."""
-        found = fullest_stage(self.work, layout, self.machine, micro_batches)
-        return found.by_kind(self.machine.capacity)
+    def fullest(self, layout: Layout, micro_batches: int) -> StageMemory:
+        """Memory of the fullest rank, in detail."""
+        return self.memory_model.fullest(layout, micro_batches)
 
     def breakdown(self, layout: Layout, micro_batches: int) -> Breakdown:
         """The step as a sum."""
         return step_time(self.timer, layout, micro_batches)
 
+    def seconds(self, layout: Layout, micro_batches: int) -> float:
+        """Seconds of a step."""
+        return step_time(self.timer, layout, micro_batches).total
+
     def candidate(self, layout: Layout) -> Candidate:
         """Evaluate a layout in full; raises ValueError when the batch cannot be split."""
-        micro_batches = max(layout.micro_batches(self.work.global_batch))
-        memory = self.memory(layout, micro_batches)
+        micro_batches = busiest(layout, self.work.global_batch)
+        memory = self.fullest(layout, micro_batches).by_kind(self.machine.capacity)
         parts = self.breakdown(layout, micro_batches)
         return Candidate(
             layout=layout,
@@ -64,10 +69,15 @@ class Evaluator:
             model_flops_per_gpu=flops,
             mfu=flops / peak,
             hfu=flops / peak * (1.0 + again),
-            bubble_ratio=pipeline_bubble_ratio(layout, micro_batches),
+            bubble_ratio=bubble_ratio(layout.schedule, layout.pp, layout.vpp, micro_batches),
             communication_ratio=(parts.exposed + parts.hidden) / seconds,
             exposed_communication_ratio=parts.exposed / seconds,
             memory=memory,
             train_days=days,
             gpu_hours=days * 24.0 * world,
         )
+
+
+def busiest(layout: Layout, global_batch: int) -> int:
+    """Micro-batches of the busiest replica; raises ValueError when the batch cannot be split."""
+    return layout.micro_batches(global_batch)[0]

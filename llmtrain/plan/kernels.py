@@ -79,7 +79,8 @@ class Kernels:
             return 2.0 * m * n * k / rate + memory + self._gap
         rate *= _alignment(m, n) if accumulate else _alignment(n, k)
         compute = self._tiled(m, n, k, rate / self._units)
-        return (compute**4 + memory**4) ** 0.25 + (0.2 * memory if accumulate else 0.0) + self._gap
+        joint = float((compute**4 + memory**4) ** 0.25)
+        return joint + (0.2 * memory if accumulate else 0.0) + self._gap
 
     def _tiled(self, m: int, n: int, k: int, rate: float) -> float:
         """Seconds of the best tile and split along k; `rate` is FLOP/s of one multiprocessor at the ceiling."""

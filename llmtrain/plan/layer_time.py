@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import ceil
 
 from llmtrain.config.layout import Layout
 from llmtrain.plan.collectives import Group, all_reduce, all_to_all, group, scatter_or_gather
@@ -239,7 +240,7 @@ class BlockTimer:
     def _time_ends(self, layout: Layout) -> tuple[EndTime, EndTime]:
         kernels, tp = self.kernels, layout.tp
         tokens = layout.micro_batch * self.work.sequence / layout.cp
-        hidden, logits = self.work.shape.hidden, self.work.model.vocab / tp
+        hidden, logits = self.work.shape.hidden, ceil(self.work.model.vocab / tp)
         moved = self._hidden_bytes(layout)
         where = group(self.machine, tp, 1)
         one = all_reduce(self.machine, where, moved) if tp > 1 else 0.0

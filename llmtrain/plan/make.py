@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from math import ceil
 
 from llmtrain.config.job import JobSpec
 from llmtrain.config.layout import Layout
@@ -11,14 +10,12 @@ from llmtrain.errors import InfeasibleError, Problem
 from llmtrain.plan.constraints import refusals
 from llmtrain.plan.engine_features import OWN_ENGINE, EngineFeatures
 from llmtrain.plan.evaluate import Evaluator
+from llmtrain.plan.ladder import make_ladder
 from llmtrain.plan.machine import make_machine
 from llmtrain.plan.model_size import model_size
 from llmtrain.plan.plan import Candidate, Plan, Rung
-from llmtrain.plan.search import Found, Refused, search
+from llmtrain.plan.search import Found, Refused, Search
 from llmtrain.plan.workload import make_workload
-
-_LADDER_SHAPES = 16
-"""Shapes of the first search that the ladder tries again with fewer replicas before it searches anew."""
 
 
 def make_plan(
@@ -37,20 +34,15 @@ def make_plan(
     cluster = spec.cluster if nodes is None else replace(spec.cluster, nodes=nodes, spares=0)
     evaluator = Evaluator(make_workload(spec.recipe), make_machine(cluster))
     usable = cluster.nodes - cluster.spares
+    searcher = Search(evaluator, spec.recipe, features)
     if layout is not None:
-        found = Found((_fixed(evaluator, layout, usable, features),), Refused(), 1)
+        found = Found((_fixed(evaluator, layout, usable, features),), (), Refused(), 1, 1, (layout,))
     else:
-        found = search(evaluator, spec.recipe, usable, features)
+        found = searcher.run(usable)
         if not found.candidates:
             raise InfeasibleError(_nothing_fits(evaluator, found.refused))
     best = found.candidates[0]
-    budget = spec.recipe.faults.node_loss_budget
-    lowest = max(1, ceil(round((1.0 - budget) * cluster.nodes, 9)))
-    shapes = _shapes_of(found)
-    ladder = tuple(
-        _rung(evaluator, spec, best, count, min(count, usable), features, shapes)
-        for count in range(cluster.nodes, lowest - 1, -1)
-    )
+    ladder = make_ladder(evaluator, spec.recipe, searcher, found, cluster.nodes, usable)
     return Plan(
         model=model_size(spec.recipe.model),
         plans=found.candidates[:top],
@@ -71,40 +63,6 @@ def _fixed(evaluator: Evaluator, layout: Layout, nodes: int, features: EngineFea
     return candidate
 
 
-def _shapes_of(found: Found) -> list[Layout]:
-    shapes: dict[Layout, None] = {}
-    for candidate in found.candidates:
-        shapes.setdefault(
-            replace(candidate.layout, dp=1, ep=1) if candidate.layout.ep == 1 else candidate.layout
-        )
-        if len(shapes) == _LADDER_SHAPES:
-            break
-    return list(shapes)
-
-
-def _rung(
-    evaluator: Evaluator,
-    spec: JobSpec,
-    best: Candidate,
-    nodes: int,
-    usable: int,
-    features: EngineFeatures,
-    shapes: list[Layout],
-) -> Rung:
-    per_node = evaluator.machine.gpus_per_node
-    candidate: Candidate | None = best
-    if best.layout.world_size > usable * per_node:
-        found = search(evaluator, spec.recipe, usable, features, free_replicas=True, shapes=shapes)
-        if not found.candidates:
-            found = search(evaluator, spec.recipe, usable, features, free_replicas=True)
-        candidate = found.candidates[0] if found.candidates else None
-    if candidate is None:
-        return Rung(nodes=nodes, candidate=None, idle_nodes=nodes, micro_batches=())
-    used = -(-candidate.layout.world_size // per_node)
-    split = candidate.layout.micro_batches(evaluator.work.global_batch)
-    return Rung(nodes=nodes, candidate=candidate, idle_nodes=nodes - used, micro_batches=split)
-
-
 def _nothing_fits(evaluator: Evaluator, refused: Refused) -> list[Problem]:
     problems = [
         Problem(rule, f"{refused.examples[rule].message} ({count} layouts)", refused.examples[rule].hint)
@@ -112,7 +70,8 @@ def _nothing_fits(evaluator: Evaluator, refused: Refused) -> list[Problem]:
     ]
     head = Problem("", f"no feasible plan: all {refused.total} layouts are refused")
     if refused.nearest is not None:
-        return [head, _too_big(refused.nearest), *(p for p in problems if p.where != "memory")]
+        nearest = evaluator.candidate(refused.nearest)
+        return [head, _too_big(nearest), *(p for p in problems if p.where != "memory")]
     return [head, *problems]
 
 

@@ -15,10 +15,10 @@ from llmtrain.plan.bookkeeping import BOOKKEEPING
 from llmtrain.plan.machine import Machine
 from llmtrain.plan.model_size import final_norm_parameters, position_parameters
 from llmtrain.plan.plan import MemoryBytes
-from llmtrain.plan.schedules import micro_batches_in_flight, split_layers
+from llmtrain.plan.schedules import micro_batches_in_flight, stage_layer_counts
 from llmtrain.plan.workload import Workload
 
-SLACK = 0.04
+SLACK = 0.08
 """Share of activations and working buffers lost to the allocator's fragmentation."""
 
 
@@ -73,12 +73,6 @@ class StageMemory:
         )
 
 
-def stage_layers(work: Workload, layout: Layout, stage: int) -> int:
-    """Layers that a stage holds over all its chunks."""
-    chunks = split_layers(work.model.layers, layout.pp * layout.vpp)
-    return sum(chunks[stage :: layout.pp])
-
-
 def vocabulary_share(work: Workload, layout: Layout) -> int:
     """Vocabulary rows of a tensor-parallel rank; the last one may have fewer."""
     return ceil(work.model.vocab / layout.tp)
@@ -87,7 +81,7 @@ def vocabulary_share(work: Workload, layout: Layout) -> int:
 def stage_parameters(work: Workload, layout: Layout, stage: int) -> StageParameters:
     """Parameters of a rank of a stage; a tied head has its own copy on the last of several stages."""
     shape, tp, ep = work.shape, layout.tp, layout.ep
-    layers = stage_layers(work, layout, stage)
+    layers = stage_layer_counts(work.model.layers, layout.pp, layout.vpp)[stage]
     dense = shape.attention_matrix / tp + shape.router + shape.sharded_vector / tp + shape.replicated_vector
     expert = shape.experts * shape.expert_matrix / tp
     if shape.experts == 1:
@@ -173,37 +167,105 @@ def score_bytes(work: Workload, layout: Layout, machine: Machine) -> float:
 
 
 # ---- a stage ------------------------------------------------------------------------------------
-def stage_memory(
-    work: Workload, layout: Layout, machine: Machine, stage: int, micro_batches: int
-) -> StageMemory:
-    """Bytes of a rank of a stage that runs `micro_batches` a step."""
-    weights = stage_parameters(work, layout, stage)
-    habits = BOOKKEEPING[machine.software.framework]
-    element = work.activation_bytes
-    dense_ranks = layout.dp * layout.cp
-    expert_ranks = max(1.0, dense_ranks / layout.ep)
-    shard = weights.dense / dense_ranks + weights.expert / expert_ranks
-    whole = weights.total
-    gradient = 4.0 if machine.software.gradients == "fp32" or element == 4 else 2.0
-    gradients = gradient * (shard if layout.zero >= 2 else whole)
-    if habits.half_gradients and gradient == 4.0 and element == 2:
-        gradients += 2.0 * whole
-    if habits.reduced_shard and layout.zero == 1 and layout.dp > 1:
-        gradients += gradient * shard
-    alive = micro_batches_in_flight(layout.schedule, layout.pp, layout.vpp, micro_batches, stage)
-    layers = stage_layers(work, layout, stage)
-    activations = layer_activation_bytes(work, layout, machine, layout.recompute) * layers * alive
-    working = _working(work, layout, machine, stage) + _ends(work, layout, machine, stage, alive)
-    return StageMemory(
-        stage=stage,
-        parameters=element * (shard if layout.zero >= 3 else whole),
-        gradients=gradients,
-        optimizer=(8.0 if element == 4 else 12.0) * (shard if layout.zero >= 1 else whole),
-        activations=activations,
-        working=working,
-        slack=SLACK * (activations + working),
-        context=machine.context,
-    )
+class MemoryModel:
+    """Memory of one workload on one machine; what layouts have in common is remembered."""
+
+    def __init__(self, work: Workload, machine: Machine) -> None:
+        self._work = work
+        self._machine = machine
+        self._habits = BOOKKEEPING[machine.software.framework]
+        self._element = work.activation_bytes
+        fp32 = machine.software.gradients == "fp32" or self._element == 4
+        self._gradient = 4.0 if fp32 else 2.0
+        self._weights: dict[tuple[int, ...], StageParameters] = {}
+        self._layers: dict[tuple[object, ...], float] = {}
+        self._buffers: dict[tuple[object, ...], float] = {}
+
+    def need(self, layout: Layout, micro_batches: int) -> float:
+        """Bytes that the fullest rank needs."""
+        most = 0.0
+        for stage in self._candidates(layout):
+            states, gradients, optimizer, activations, working = self._numbers(layout, stage, micro_batches)
+            need = states + gradients + optimizer + (1.0 + SLACK) * (activations + working)
+            most = max(most, need)
+        return most + self._machine.context
+
+    def fullest(self, layout: Layout, micro_batches: int) -> StageMemory:
+        """The stage whose ranks need most."""
+        stages = (self.stage(layout, stage, micro_batches) for stage in self._candidates(layout))
+        return max(stages, key=lambda entry: entry.total)
+
+    def stage(self, layout: Layout, stage: int, micro_batches: int) -> StageMemory:
+        """A rank of one stage that runs `micro_batches` a step."""
+        parameters, gradients, optimizer, activations, working = self._numbers(layout, stage, micro_batches)
+        return StageMemory(
+            stage=stage,
+            parameters=parameters,
+            gradients=gradients,
+            optimizer=optimizer,
+            activations=activations,
+            working=working,
+            slack=SLACK * (activations + working),
+            context=self._machine.context,
+        )
+
+    def _candidates(self, layout: Layout) -> tuple[int, ...]:
+        """Stages that can be the fullest: the ends, and their neighbours where the ends hold fewer layers."""
+        last = layout.pp - 1
+        if last <= 1:
+            return (0, last) if last else (0,)
+        if self._work.model.layers % (layout.pp * layout.vpp):
+            return (0, 1, last - 1, last) if last > 2 else (0, 1, 2)
+        return (0, last)
+
+    def _numbers(
+        self, layout: Layout, stage: int, micro_batches: int
+    ) -> tuple[float, float, float, float, float]:
+        """Bytes of parameters, gradients, optimizer, activations and working buffers."""
+        weights = self._stage_weights(layout, stage)
+        replicas, zero, element, gradient = layout.dp * layout.cp, layout.zero, self._element, self._gradient
+        whole = weights.total
+        shard = weights.dense / replicas + weights.expert / max(1.0, replicas / layout.ep)
+        gradients = gradient * (shard if zero >= 2 else whole)
+        if self._habits.half_gradients and gradient == 4.0 and element == 2:
+            gradients += 2.0 * whole
+        if self._habits.reduced_shard and zero == 1 and layout.dp > 1:
+            gradients += gradient * shard
+        alive = micro_batches_in_flight(layout.schedule, layout.pp, layout.vpp, micro_batches, stage)
+        layers = stage_layer_counts(self._work.model.layers, layout.pp, layout.vpp)[stage]
+        return (
+            element * (shard if zero >= 3 else whole),
+            gradients,
+            (8.0 if element == 4 else 12.0) * (shard if zero >= 1 else whole),
+            self._layer(layout) * layers * alive,
+            self._working(layout, stage, alive),
+        )
+
+    def _stage_weights(self, layout: Layout, stage: int) -> StageParameters:
+        key = (layout.tp, layout.ep, layout.pp, layout.vpp, stage)
+        found = self._weights.get(key)
+        if found is None:
+            found = self._weights[key] = stage_parameters(self._work, layout, stage)
+        return found
+
+    def _layer(self, layout: Layout) -> float:
+        key = (layout.tp, layout.cp, layout.micro_batch, layout.sequence_parallel, layout.recompute)
+        found = self._layers.get(key)
+        if found is None:
+            found = layer_activation_bytes(self._work, layout, self._machine, layout.recompute)
+            self._layers[key] = found
+        return found
+
+    def _working(self, layout: Layout, stage: int, alive: float) -> float:
+        ends = (stage == 0, stage == layout.pp - 1, alive if self._machine.software.dropout else 0.0)
+        shape = (layout.tp, layout.cp, layout.ep, layout.micro_batch, layout.dp > 1)
+        key = (*ends, *shape, layout.sequence_parallel, layout.recompute, layout.zero)
+        found = self._buffers.get(key)
+        if found is None:
+            found = _working(self._work, layout, self._machine, stage)
+            found += _ends(self._work, layout, self._machine, stage, alive)
+            self._buffers[key] = found
+        return found
 
 
 def _working(work: Workload, layout: Layout, machine: Machine, stage: int) -> float:
@@ -236,13 +298,3 @@ def _ends(work: Workload, layout: Layout, machine: Machine, stage: int, alive: f
         logit = BOOKKEEPING[machine.software.framework].logit_bytes
         total += 2 * element * hidden / shard + logit * tokens * vocabulary_share(work, layout)
     return total
-
-
-def fullest_stage(work: Workload, layout: Layout, machine: Machine, micro_batches: int) -> StageMemory:
-    """Return the stage whose ranks need most."""
-    last = layout.pp - 1
-    stages = {0, last} if layout.pp <= 2 else {0, 1, last - 1, last}
-    return max(
-        (stage_memory(work, layout, machine, stage, micro_batches) for stage in sorted(stages)),
-        key=lambda entry: entry.total,
-    )

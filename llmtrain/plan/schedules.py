@@ -6,6 +6,8 @@ Qi et al. 2024 (the schedule of this name here is ZB-H1: same memory as 1F1B, we
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 
 def micro_batches_in_flight(schedule: str, stages: int, chunks: int, micro_batches: int, stage: int) -> float:
     """Micro-batches whose activations a stage holds at its peak, in units of all the stage's layers.
@@ -32,6 +34,7 @@ def bubble_ratio(schedule: str, stages: int, chunks: int, micro_batches: int) ->
     return fill / (work + fill)
 
 
+@lru_cache(maxsize=4096)
 def split_layers(layers: int, parts: int) -> tuple[int, ...]:
     """Layers of each pipeline chunk, in order.
 
@@ -44,3 +47,10 @@ def split_layers(layers: int, parts: int) -> tuple[int, ...]:
     for index in order[:rest]:
         counts[index] += 1
     return tuple(counts)
+
+
+@lru_cache(maxsize=4096)
+def stage_layer_counts(layers: int, stages: int, chunks: int) -> tuple[int, ...]:
+    """Layers of each stage over all its chunks; chunk c lies on stage c mod p."""
+    counts = split_layers(layers, stages * chunks)
+    return tuple(sum(counts[stage::stages]) for stage in range(stages))

@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
-from math import gcd
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from math import ceil
 from typing import Any, cast
 
 from llmtrain.config.layout import Layout
-from llmtrain.config.recipe import MicroRange, Recipe
-from llmtrain.plan.constraints import Refusal, refusals
+from llmtrain.config.recipe import Recipe
+from llmtrain.plan.constraints import BATCH_RULE, Refusal, knob_refusals, refusals
 from llmtrain.plan.engine_features import EngineFeatures
 from llmtrain.plan.evaluate import Evaluator
 from llmtrain.plan.plan import Candidate
+from llmtrain.plan.space import Knobs, Space
 
 TIE = 0.02
-"""Plans whose predicted steps differ by less than this share are equal: two similar plans are compared much better than one is predicted."""
-_LARGEST_MICRO_BATCH = 64
-_LARGEST_CHUNKS = 12
+"""Plans whose steps differ by less than this share are equal: two similar plans are compared better than one is known."""
+_SHAPES = 48
+Axes = tuple[int, int, int, int]
+"""Degrees of tp, cp, ep and pp."""
+_KEPT = 64
+"""Fitting layouts that are evaluated in full, fastest first."""
 
 
 @dataclass(slots=True)
@@ -26,13 +30,22 @@ class Refused:
 
     counts: dict[str, int] = field(default_factory=dict)
     examples: dict[str, Refusal] = field(default_factory=dict)
-    nearest: Candidate | None = None
+    nearest: Layout | None = None
     """The layout that missed the memory by least."""
+    nearest_need: float = float("inf")
+    """Bytes that it needs."""
 
-    def add(self, refusal: Refusal) -> None:
-        """Count one refusal; the first of each rule is kept as the example."""
-        self.counts[refusal.rule] = self.counts.get(refusal.rule, 0) + 1
+    def add(self, refusal: Refusal, count: int = 1) -> None:
+        """Count refusals; the first of each rule is kept as the example."""
+        self.counts[refusal.rule] = self.counts.get(refusal.rule, 0) + count
         self.examples.setdefault(refusal.rule, refusal)
+
+    def count(self, rule: str, example: Callable[[], Refusal]) -> None:
+        """Count one refusal; its words are made for the first of each rule only."""
+        if rule in self.counts:
+            self.counts[rule] += 1
+        else:
+            self.add(example())
 
     @property
     def total(self) -> int:
@@ -41,210 +54,224 @@ class Refused:
 
 
 @dataclass(frozen=True, slots=True)
+class Point:
+    """One fitting layout: what it costs."""
+
+    seconds: float
+    memory: float
+    layout: Layout
+
+
+@dataclass(frozen=True, slots=True)
 class Found:
     """What a search found."""
 
     candidates: tuple[Candidate, ...]
     """Best first; the first is the choice among ties."""
+    front: tuple[Candidate, ...]
+    """The Pareto front: nothing is both faster and smaller; fastest first."""
     refused: Refused
     evaluated: int
+    """Layouts looked at, refused ones included."""
+    fitting: int
+    shapes: tuple[Layout, ...] = ()
+    """The fastest layouts, and the fastest of those that take any number of micro-batches: where the ladder starts."""
 
 
-def search(
-    evaluator: Evaluator,
-    recipe: Recipe,
-    nodes: int,
-    features: EngineFeatures,
-    *,
-    free_replicas: bool = False,
-    shapes: Sequence[Layout] | None = None,
-) -> Found:
-    """Search the layouts that use at most `nodes` nodes.
+class Search:
+    """Searches the layouts of one recipe with one evaluator."""
 
-    `free_replicas` ignores a dp and an accumulation fixed by the recipe (the ladder: fewer nodes, same global batch).
-    `shapes` limits the search to these layouts with another dp.
-    """
-    refused, fitting = Refused(), []
-    evaluated = 0
-    source = _shapes(evaluator, recipe, features) if shapes is None else iter(shapes)
-    for shape in source:
-        for layout in _with_replicas(evaluator, recipe, shape, nodes, free_replicas):
-            evaluated += 1
-            candidate = _evaluate(evaluator, recipe, layout, nodes, features, refused, free_replicas)
-            if candidate is not None:
-                fitting.append(candidate)
-    return Found(tuple(ranked(fitting)), refused, evaluated)
+    def __init__(self, evaluator: Evaluator, recipe: Recipe, features: EngineFeatures) -> None:
+        self._evaluator = evaluator
+        self._recipe = recipe
+        self._features = features
+        self._space = Space(recipe, evaluator.work, evaluator.machine, features)
+
+    def run(self, nodes: int, *, free_replicas: bool = False) -> Found:
+        """Search the layouts that use at most `nodes` nodes.
+
+        `free_replicas` ignores a dp and an accumulation fixed by the recipe (the ladder: fewer nodes, same batch).
+        """
+        refused, points = Refused(), list[Point]()
+        space, looked = self._space, 0
+        room = nodes * self._evaluator.machine.gpus_per_node
+        for tp in space.tensor:
+            for cp in space.context:
+                for ep in space.expert:
+                    for pp in space.stages:
+                        if tp * cp * pp > room and len(space.stages) > 1:
+                            count = len(space.knobs(pp, tp)) * len(space.micro_batches)
+                            refused.add(_too_many(tp, cp, pp, room), count)
+                            looked += count
+                            continue
+                        looked += self._axes((tp, cp, ep, pp), nodes, free_replicas, refused, points)
+        points.sort(key=lambda point: point.seconds)
+        return self._found(points, refused, looked)
+
+    def run_shapes(self, shapes: Sequence[Layout], nodes: int) -> Candidate | None:
+        """The best of some layouts with as many replicas as `nodes` nodes hold; None when none of them fits."""
+        points: list[Point] = []
+        for shape in shapes:
+            axes = (shape.tp, shape.cp, shape.ep, shape.pp)
+            knobs = Knobs(shape.vpp, shape.schedule, shape.recompute, shape.sequence_parallel, shape.zero)
+            for dp in self._replicas(axes, shape.micro_batch, nodes, free=True):
+                if self._axis_refusal(_layout(axes, dp, shape.micro_batch, knobs), nodes, free=True) is None:
+                    self._settings(axes, dp, shape.micro_batch, [knobs], Refused(), points)
+        points.sort(key=lambda point: point.seconds)
+        choice = choose(points)
+        return self._evaluator.candidate(choice.layout) if choice else None
+
+    def _axes(self, axes: Axes, nodes: int, free: bool, refused: Refused, points: list[Point]) -> int:
+        """Look at all settings of fixed axes; return how many there were."""
+        knobs = self._usable_knobs(axes, refused)
+        looked = len(self._space.knobs(axes[3], axes[0])) - len(knobs)
+        for micro in self._space.micro_batches:
+            for dp in self._replicas(axes, micro, nodes, free):
+                looked += len(knobs)
+                if not knobs:
+                    continue
+                base = _layout(axes, dp, micro, knobs[0])
+                broken = self._axis_refusal(base, nodes, free)
+                if broken is None:
+                    self._settings(axes, dp, micro, knobs, refused, points)
+                else:
+                    refused.add(broken, len(knobs))
+        return looked
+
+    def _usable_knobs(self, axes: Axes, refused: Refused) -> list[Knobs]:
+        """Settings that do not break a rule by themselves; whether an interleaved one may run depends on the batch."""
+        usable = []
+        for knobs in self._space.knobs(axes[3], axes[0]):
+            layout = _layout(axes, 1, 1, knobs)
+            broken = next(knob_refusals(self._evaluator.work, layout, self._features), None)
+            if broken is None or broken.rule == BATCH_RULE:
+                usable.append(knobs)
+            else:
+                refused.add(broken, len(self._space.micro_batches))
+        return usable
+
+    def _settings(
+        self, axes: Axes, dp: int, micro: int, knobs: Sequence[Knobs], refused: Refused, points: list[Point]
+    ) -> None:
+        evaluator, total = self._evaluator, self._evaluator.work.global_batch // micro
+        micro_batches, pp = ceil(total / dp), axes[3]
+        even = total % dp == 0 and micro_batches % pp == 0
+        need_of, limit = evaluator.memory_model.need, evaluator.usable_memory
+        for knob in knobs:
+            layout = _layout(axes, dp, micro, knob)
+            if knob.vpp > 1 and not even:
+                refused.count(BATCH_RULE, lambda: self._uneven(layout))  # noqa: B023 (called at once)
+                continue
+            need = need_of(layout, micro_batches)
+            if need <= limit:
+                points.append(Point(evaluator.seconds(layout, micro_batches), need, layout))
+                continue
+            if need < refused.nearest_need:
+                refused.nearest, refused.nearest_need = layout, need
+            refused.count("memory", lambda: _too_big(need, limit))  # noqa: B023 (called at once)
+
+    def _uneven(self, layout: Layout) -> Refusal:
+        return next(
+            r for r in knob_refusals(self._evaluator.work, layout, self._features) if r.rule == BATCH_RULE
+        )
+
+    def _replicas(self, axes: Axes, micro: int, nodes: int, free: bool) -> list[int]:
+        wanted = self._recipe.parallel.dp
+        if wanted != "auto" and not free:
+            return [wanted]
+        tp, cp, _, pp = axes
+        return self._space.replicas(tp * cp * pp, self._evaluator.work.global_batch // micro, nodes)
+
+    def _axis_refusal(self, layout: Layout, nodes: int, free: bool) -> Refusal | None:
+        """A broken rule that no knob of the layout can mend."""
+        evaluator = self._evaluator
+        found = refusals(evaluator.work, layout, evaluator.machine, nodes, self._features)
+        for refusal in found:
+            if not refusal.of_knobs:
+                return refusal
+        return None if free else self._fixed_accumulation(layout)
+
+    def _fixed_accumulation(self, layout: Layout) -> Refusal | None:
+        wanted = self._recipe.batch.accumulation
+        if wanted == "auto":
+            return None
+        product, batch = layout.dp * layout.micro_batch * wanted, self._evaluator.work.global_batch
+        if product == batch:
+            return None
+        return Refusal(
+            "batch product",
+            f"dp {layout.dp} x micro {layout.micro_batch} x accumulation {wanted} = {product}, "
+            f"but batch.global is {batch}",
+            "set batch.accumulation to auto",
+        )
+
+    def _found(self, points: list[Point], refused: Refused, looked: int) -> Found:
+        choice = choose(points)
+        best = [choice] if choice else []
+        best += [point for point in points[:_KEPT] if point is not choice]
+        candidates = tuple(self._evaluator.candidate(point.layout) for point in best)
+        front = tuple(self._evaluator.candidate(point.layout) for point in pareto(points))
+        plain = [point for point in points if point.layout.vpp == 1]
+        shapes = tuple(dict.fromkeys(point.layout for point in points[:_SHAPES] + plain[:_SHAPES]))
+        return Found(candidates, front, refused, looked, len(points), shapes)
 
 
-def ranked(candidates: Sequence[Candidate]) -> list[Candidate]:
-    """Fastest first, but the first place goes to the simplest among those within the model's error of the fastest."""
-    order = sorted(candidates, key=lambda c: c.predicted.step_seconds)
-    if not order:
-        return order
-    limit = order[0].predicted.step_seconds * (1.0 + TIE)
-    ties = [c for c in order if c.predicted.step_seconds <= limit]
-    choice = min(ties, key=_complexity)
-    return [choice, *(c for c in order if c is not choice)]
-
-
-def _complexity(candidate: Candidate) -> tuple[float, ...]:
-    layout, memory = candidate.layout, candidate.predicted.memory
-    axes = sum(degree > 1 for degree in (layout.tp, layout.pp, layout.cp, layout.ep))
-    settings = (layout.vpp > 1) + (layout.zero > 1) + {"none": 0, "selective": 1, "full": 2}[layout.recompute]
-    settings += layout.schedule == "zero-bubble"
-    tight = max(0.0, memory.total / memory.capacity - 0.90)
-    return (round(tight, 2), axes + settings, layout.pp, layout.vpp, candidate.predicted.step_seconds)
-
-
-def _evaluate(
-    evaluator: Evaluator,
-    recipe: Recipe,
-    layout: Layout,
-    nodes: int,
-    features: EngineFeatures,
-    refused: Refused,
-    free_replicas: bool,
-) -> Candidate | None:
-    broken = next(refusals(evaluator.work, layout, evaluator.machine, nodes, features), None)
-    if broken is None and not free_replicas:
-        broken = _fixed_accumulation(evaluator, recipe, layout)
-    if broken is not None:
-        refused.add(broken)
+def choose(points: Sequence[Point]) -> Point | None:
+    """The simplest of the layouts that are within the model's error of the fastest (points sorted by time)."""
+    if not points:
         return None
-    micro_batches = max(layout.micro_batches(evaluator.work.global_batch))
-    memory = evaluator.memory(layout, micro_batches)
-    if memory.total > evaluator.usable_memory:
-        need, have = memory.total / 1e9, evaluator.usable_memory / 1e9
-        refused.add(Refusal("memory", f"{need:.1f} GB > {have:.1f} GB usable on the fullest rank"))
-        nearest = refused.nearest
-        if nearest is None or memory.total < nearest.predicted.memory.total:
-            refused.nearest = evaluator.candidate(layout)
-        return None
-    return evaluator.candidate(layout)
-
-
-def _fixed_accumulation(evaluator: Evaluator, recipe: Recipe, layout: Layout) -> Refusal | None:
-    wanted = recipe.batch.accumulation
-    if wanted == "auto":
-        return None
-    product = layout.dp * layout.micro_batch * wanted
-    if product == evaluator.work.global_batch:
-        return None
-    return Refusal(
-        "batch product",
-        f"dp {layout.dp} x micro {layout.micro_batch} x accumulation {wanted} = {product}, "
-        f"but batch.global is {evaluator.work.global_batch}",
-        "set batch.accumulation to auto",
+    limit = points[0].seconds * (1.0 + TIE)
+    return min(
+        (p for p in points if p.seconds <= limit), key=lambda p: (_complexity(p.layout), p.memory, p.seconds)
     )
 
 
-# ---- the space ----------------------------------------------------------------------------------
-def _shapes(evaluator: Evaluator, recipe: Recipe, features: EngineFeatures) -> Iterator[Layout]:
-    """All layouts but for dp, which is 1 here."""
-    work, machine, fixed = evaluator.work, evaluator.machine, recipe.parallel
-    tensor = _choices(fixed.tp, [d for d in _divisors(machine.gpus_per_node) if work.shape.heads % d == 0])
-    stages = _choices(fixed.pp, _stage_counts(work.model.layers, features))
-    for tp in tensor:
-        for cp in _choices(fixed.cp, _context_degrees(work.sequence, features)):
-            for ep in _choices(fixed.ep, _expert_degrees(work.shape.experts, features)):
-                for pp in stages:
-                    room = machine.nodes * machine.gpus_per_node // max(1, tp * cp * pp)
-                    if room < 1 and "auto" in (fixed.tp, fixed.cp, fixed.pp):
-                        continue
-                    yield from _settings(evaluator, recipe, features, Layout(tp=tp, cp=cp, ep=ep, pp=pp))
+def pareto(points: Sequence[Point]) -> list[Point]:
+    """Points that no other beats in both time and memory; points sorted by time."""
+    front: list[Point] = []
+    least = float("inf")
+    for point in points:
+        if point.memory < 0.99 * least:
+            front.append(point)
+            least = point.memory
+    return front
 
 
-def _settings(
-    evaluator: Evaluator, recipe: Recipe, features: EngineFeatures, axes: Layout
-) -> Iterator[Layout]:
-    """The knobs that go with fixed axes."""
-    fixed = recipe.parallel
-    zero = _choices(fixed.zero, [z for z in (1, 2, 3) if z in features.zero] or list(features.zero))
-    sequence: Sequence[Any] = [True] if features.sequence_parallel and axes.tp > 1 else [False]
-    for vpp in _choices(fixed.vpp, _chunk_counts(evaluator.work.model.layers, axes.pp, features)):
-        for schedule in _schedules(recipe, features, axes.pp, vpp):
-            for recompute in _choices(fixed.recompute, list(features.recompute)):
-                for sequence_parallel in _choices(fixed.sequence_parallel, sequence):
-                    for stage in zero:
-                        for micro in _micro_batches(recipe, evaluator.work.global_batch):
-                            yield replace(
-                                axes,
-                                vpp=vpp,
-                                schedule=cast(Any, schedule),
-                                recompute=recompute,
-                                sequence_parallel=sequence_parallel,
-                                zero=stage,
-                                micro_batch=micro,
-                            )
+def _complexity(layout: Layout) -> int:
+    """Parts of a layout that can go wrong: axes in use, and settings beyond the plainest."""
+    axes = sum(degree > 1 for degree in (layout.tp, layout.pp, layout.cp, layout.ep))
+    settings = (layout.vpp > 1) + (layout.zero > 1) + layout.sequence_parallel
+    settings += {"none": 0, "selective": 1, "full": 2}[layout.recompute]
+    return axes + settings + (layout.schedule == "zero-bubble")
 
 
-def _with_replicas(
-    evaluator: Evaluator, recipe: Recipe, shape: Layout, nodes: int, free: bool
-) -> Iterator[Layout]:
-    """The shape with the most replicas that fit, and with the most that split the batch evenly."""
-    wanted = recipe.parallel.dp
-    if wanted != "auto" and not free:
-        yield replace(shape, dp=wanted)
-        return
-    node = evaluator.machine.gpus_per_node
-    ranks = shape.tp * shape.pp * shape.cp
-    most = nodes * node // ranks
-    grain = node // gcd(ranks, node)
-    total = evaluator.work.global_batch // shape.micro_batch
-    most = min(most, max(total, 1))
-    largest = most // grain * grain if most >= grain else most
-    if largest < 1:
-        yield replace(shape, dp=1)
-        return
-    yield replace(shape, dp=largest)
-    even = next((d for d in range(largest - largest % grain, 0, -grain) if total % d == 0), 0)
-    if even and even != largest:
-        yield replace(shape, dp=even)
+def _layout(axes: Axes, dp: int, micro: int, knobs: Knobs) -> Layout:
+    return Layout(
+        dp=dp,
+        tp=axes[0],
+        pp=axes[3],
+        vpp=knobs.vpp,
+        cp=axes[1],
+        ep=axes[2],
+        zero=cast(Any, knobs.zero),
+        sequence_parallel=knobs.sequence_parallel,
+        micro_batch=micro,
+        schedule=cast(Any, knobs.schedule),
+        recompute=cast(Any, knobs.recompute),
+    )
 
 
-def _schedules(recipe: Recipe, features: EngineFeatures, pp: int, vpp: int) -> Sequence[str]:
-    if recipe.parallel.schedule != "auto":
-        return [recipe.parallel.schedule]
-    if vpp > 1:
-        return ["interleaved"]
-    plain = [s for s in features.schedules if s != "interleaved"]
-    return plain if pp > 1 else plain[:1]
+def _too_many(tp: int, cp: int, pp: int, room: int) -> Refusal:
+    return Refusal(
+        "world size",
+        f"tp {tp} x pp {pp} x cp {cp} = {tp * cp * pp} > {room} accelerators",
+        "lower a degree or add nodes",
+    )
 
 
-def _choices(fixed: Any, free: Sequence[Any]) -> Sequence[Any]:
-    return free if fixed == "auto" else [fixed]
-
-
-def _stage_counts(layers: int, features: EngineFeatures) -> list[int]:
-    if not features.uneven_layers:
-        return _divisors(layers)
-    return sorted({*_divisors(layers), *_divisors(layers + 2)} - {layers + 2})
-
-
-def _chunk_counts(layers: int, pp: int, features: EngineFeatures) -> list[int]:
-    if pp == 1 or "interleaved" not in features.schedules:
-        return [1]
-    per_stage = layers // pp if layers % pp == 0 else (layers + 2) // pp
-    return [v for v in _divisors(per_stage) if v <= _LARGEST_CHUNKS]
-
-
-def _context_degrees(sequence: int, features: EngineFeatures) -> list[int]:
-    if not features.context_parallel:
-        return [1]
-    return [d for d in (1, 2, 4, 8, 16) if d == 1 or sequence // d >= 2048]
-
-
-def _expert_degrees(experts: int, features: EngineFeatures) -> list[int]:
-    return _divisors(experts) if features.expert_parallel and experts > 1 else [1]
-
-
-def _micro_batches(recipe: Recipe, global_batch: int) -> list[int]:
-    wanted = recipe.batch.micro
-    if isinstance(wanted, int):
-        return [wanted]
-    low, high = (wanted.min, wanted.max) if isinstance(wanted, MicroRange) else (1, _LARGEST_MICRO_BATCH)
-    return [b for b in _divisors(global_batch) if low <= b <= high] or [low]
-
-
-def _divisors(number: int) -> list[int]:
-    return [d for d in range(1, number + 1) if number % d == 0]
+def _too_big(need: float, usable: float) -> Refusal:
+    return Refusal(
+        "memory",
+        f"{need / 1e9:.1f} GB > {usable / 1e9:.1f} GB usable on the fullest rank",
+        "recompute more, lower batch.micro, or use more tp, pp or nodes",
+    )

@@ -1,17 +1,18 @@
 """The time of one optimizer step, as a sum of named parts.
 
-Pipeline: the fullest stage works through its m micro-batches; filling and draining adds the other stages' share. Data
-parallel: gradients are reduced (and ZeRO weights gathered) behind the backward pass only where the software does so.
+Pipeline: the slowest stage works through its m micro-batches; filling and draining adds the other stages' passes, divided
+by the chunks of an interleaved schedule. Data parallel: gradients are reduced and ZeRO weights gathered beside compute
+only where the software does so.
 """
 
 from __future__ import annotations
 
 from llmtrain.config.layout import Layout
 from llmtrain.plan.collectives import Group, all_reduce, group, scatter_or_gather, send
-from llmtrain.plan.layer_time import BlockTimer, data_group
-from llmtrain.plan.memory import stage_layers, stage_parameters
+from llmtrain.plan.layer_time import BlockTime, BlockTimer, data_group
+from llmtrain.plan.memory import stage_parameters, vocabulary_share
 from llmtrain.plan.plan import Breakdown
-from llmtrain.plan.schedules import bubble_ratio
+from llmtrain.plan.schedules import stage_layer_counts
 
 _STOLEN = 0.06
 """Share of hidden traffic that still costs time, because it takes multiprocessors and memory bandwidth."""
@@ -20,24 +21,10 @@ _STOLEN = 0.06
 def step_time(timer: BlockTimer, layout: Layout, micro_batches: int) -> Breakdown:
     """Return the step of the busiest replica, which runs `micro_batches`."""
     block = timer.block(layout)
-    embedding, head = timer.ends(layout)
-    last = layout.pp - 1
-    layers = stage_layers(timer.work, layout, last), stage_layers(timer.work, layout, 0)
-    times = [block.total * layers[0] + head.total, block.total * layers[1] + embedding.total]
-    middle = max(layers) if layout.pp > 2 else 0
-    if layout.pp == 1:
-        times = [block.total * layers[0] + head.total + embedding.total]
-    fullest = max(*times, middle * block.total)
-    own = (
-        layers[0]
-        if times[0] >= fullest
-        else (layers[1] if len(times) > 1 and times[1] >= fullest else middle)
-    )
-    ends = fullest - own * block.total
+    own, ends, others = _slowest_stage(timer, layout, block)
     transfer, transfer_hidden = _pipeline(timer, layout)
-    bubble = _bubble(timer, layout, fullest + transfer, own)
+    data, data_hidden = _data(timer, layout, block, micro_batches)
     count = micro_batches * own
-    data, data_hidden = _data(timer, layout, micro_batches)
     return Breakdown(
         forward=count * block.forward,
         backward=count * block.backward,
@@ -47,7 +34,7 @@ def step_time(timer: BlockTimer, layout: Layout, micro_batches: int) -> Breakdow
         context=count * block.context,
         expert=count * block.expert,
         pipeline=micro_batches * transfer,
-        bubble=bubble,
+        bubble=_bubble(layout, block, own, others + (layout.pp - 1) * transfer),
         data=data,
         optimizer=_optimizer(timer, layout),
         overhead=timer.machine.step_overhead,
@@ -56,6 +43,28 @@ def step_time(timer: BlockTimer, layout: Layout, micro_batches: int) -> Breakdow
         pipeline_hidden=micro_batches * transfer_hidden,
         data_hidden=data_hidden,
     )
+
+
+def _slowest_stage(timer: BlockTimer, layout: Layout, block: BlockTime) -> tuple[int, float, float]:
+    """Layers of the slowest stage, seconds of its embedding or head, and seconds of all other stages together."""
+    embedding, head = timer.ends(layout)
+    layers = stage_layer_counts(timer.work.model.layers, layout.pp, layout.vpp)
+    ends = embedding.total + head.total
+    if layout.pp == 1:
+        return layers[0], ends, 0.0
+    stages = [(layers[-1], head.total), (layers[0], embedding.total), (max(layers[1:-1], default=0), 0.0)]
+    own, extra = max(stages, key=lambda stage: stage[0] * block.total + stage[1])
+    whole = timer.work.model.layers * block.total + ends
+    return own, extra, whole - own * block.total - extra
+
+
+def _bubble(layout: Layout, block: BlockTime, own: int, others: float) -> float:
+    """Seconds that the slowest stage waits while the pipeline fills and drains."""
+    if layout.pp == 1:
+        return 0.0
+    if layout.schedule == "zero-bubble":
+        return max(0.0, others - (layout.pp - 1) * 2 * own * block.weight_gradient)
+    return others / layout.vpp
 
 
 def _pipeline(timer: BlockTimer, layout: Layout) -> tuple[float, float]:
@@ -75,47 +84,41 @@ def _pipeline(timer: BlockTimer, layout: Layout) -> tuple[float, float]:
     return (0.0, total) if machine.software.overlap_pipeline else (total, 0.0)
 
 
-def _bubble(timer: BlockTimer, layout: Layout, stage: float, layers: int) -> float:
-    """Seconds that the fullest stage waits while the pipeline fills and drains."""
-    if layout.pp == 1:
-        return 0.0
-    fill = (layout.pp - 1) / layout.vpp
-    if layout.schedule == "zero-bubble":
-        return (layout.pp - 1) * max(0.0, stage - 2 * layers * timer.block(layout).weight_gradient)
-    mean = timer.block(layout).total * timer.work.model.layers / layout.pp
-    return fill * min(stage, mean + (stage - mean) / layout.pp)
-
-
-def _data(timer: BlockTimer, layout: Layout, micro_batches: int) -> tuple[float, float]:
+def _data(timer: BlockTimer, layout: Layout, block: BlockTime, micro_batches: int) -> tuple[float, float]:
     """Seconds of gradient reduction and weight gathering on the first stage: exposed, hidden."""
-    machine, work = timer.machine, timer.work
-    weights = stage_parameters(work, layout, 0)
-    dense = data_group(machine, layout)
-    reduce, gather = _traffic(timer, layout, dense, weights.dense, micro_batches)
-    if weights.expert:
-        experts = group(machine, max(1, dense.size // layout.ep), layout.tp * layout.ep)
-        more = _traffic(timer, layout, experts, weights.expert, micro_batches)
-        reduce, gather = reduce + more[0], gather + more[1]
-    software = machine.software
-    backward, forward = _windows(timer, layout, micro_batches)
-    hidden = min(reduce, backward) if software.overlap_gradients else 0.0
-    hidden += min(gather, forward) if software.overlap_weights else 0.0
+    machine, software = timer.machine, timer.machine.software
+    reduce, gather = _traffic_of_stage(timer, layout)
+    if layout.zero == 3:
+        reduce, gather = micro_batches * reduce, 2 * micro_batches * gather
+    hidden = 0.0
+    if software.overlap_gradients or software.overlap_weights:
+        backward, forward = _windows(timer, layout, block, micro_batches)
+        hidden += min(reduce, backward) if software.overlap_gradients else 0.0
+        hidden += min(gather, forward) if software.overlap_weights else 0.0
     exposed = reduce + gather - (1 - _STOLEN) * hidden + _tied(timer, layout)
     return exposed, hidden * (1 - _STOLEN)
 
 
-def _traffic(
-    timer: BlockTimer, layout: Layout, where: Group, weights: float, micro_batches: int
-) -> tuple[float, float]:
-    """Seconds to reduce the gradients and to gather the weights of `weights` parameters, over a whole step."""
-    machine, work = timer.machine, timer.work
-    gradient = 4.0 if machine.software.gradients == "fp32" or work.activation_bytes == 4 else 2.0
+def _traffic_of_stage(timer: BlockTimer, layout: Layout) -> tuple[float, float]:
+    """Seconds to reduce the first stage's gradients once, and to gather its weights once."""
+    machine = timer.machine
+    weights = stage_parameters(timer.work, layout, 0)
+    dense = data_group(machine, layout)
+    reduce, gather = _traffic(timer, layout, dense, weights.dense)
+    if weights.expert:
+        experts = group(machine, max(1, dense.size // layout.ep), layout.tp * layout.ep)
+        more = _traffic(timer, layout, experts, weights.expert)
+        reduce, gather = reduce + more[0], gather + more[1]
+    return reduce, gather
+
+
+def _traffic(timer: BlockTimer, layout: Layout, where: Group, weights: float) -> tuple[float, float]:
+    machine, element = timer.machine, timer.work.activation_bytes
+    gradient = 4.0 if machine.software.gradients == "fp32" or element == 4 else 2.0
     if layout.zero == 0:
         return all_reduce(machine, where, gradient * weights), 0.0
-    passes = micro_batches if layout.zero == 3 else 1
-    gathers = 2 * passes if layout.zero == 3 else 1
     reduce = scatter_or_gather(machine, where, gradient * weights)
-    return passes * reduce, gathers * scatter_or_gather(machine, where, work.activation_bytes * weights)
+    return reduce, scatter_or_gather(machine, where, element * weights)
 
 
 def _tied(timer: BlockTimer, layout: Layout) -> float:
@@ -123,19 +126,20 @@ def _tied(timer: BlockTimer, layout: Layout) -> float:
     work, machine = timer.work, timer.machine
     if not work.tied or layout.pp == 1:
         return 0.0
-    inside = layout.world_size <= machine.gpus_per_node
+    inside = layout.tp * layout.cp * layout.dp * layout.pp <= machine.gpus_per_node
     ends = Group(2, 2 if inside else 1, min(machine.gpus_per_node, layout.tp))
-    return all_reduce(machine, ends, 4.0 * work.model.vocab * work.shape.hidden / layout.tp)
+    return all_reduce(machine, ends, 4.0 * vocabulary_share(work, layout) * work.shape.hidden)
 
 
-def _windows(timer: BlockTimer, layout: Layout, micro_batches: int) -> tuple[float, float]:
+def _windows(timer: BlockTimer, layout: Layout, block: BlockTime, micro_batches: int) -> tuple[float, float]:
     """Seconds of compute that gradient reduction and weight gathering can run beside.
 
     ZeRO-3: every pass. Else gradients are final only in the last micro-batch: its backward pass for the reduction,
     the first forward pass for the gathering; with v chunks a stage, all chunks but one end p micro-batches earlier.
     """
-    block, layers = timer.block(layout), max(0, stage_layers(timer.work, layout, 0) - 1)
-    backward, forward = layers * (block.backward + block.recompute + block.tensor / 2), layers * block.forward
+    layers = max(0, stage_layer_counts(timer.work.model.layers, layout.pp, layout.vpp)[0] - 1)
+    backward = layers * (block.backward + block.recompute + block.tensor / 2)
+    forward = layers * block.forward
     if layout.zero == 3:
         return micro_batches * backward, micro_batches * (forward + backward)
     passes = 1.0
@@ -151,8 +155,3 @@ def _optimizer(timer: BlockTimer, layout: Layout) -> float:
     if layout.zero:
         weights /= layout.dp * layout.cp
     return timer.kernels.stream((30.0 if fused else 58.0) * weights, 4 if fused else 200)
-
-
-def pipeline_bubble_ratio(layout: Layout, micro_batches: int) -> float:
-    """Idle share of the schedule with equal stages."""
-    return bubble_ratio(layout.schedule, layout.pp, layout.vpp, micro_batches)
