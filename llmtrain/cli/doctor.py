@@ -24,9 +24,9 @@ def _doctor(runs: Runs = Path("runs"), as_json: Json = False) -> None:
     if as_json:
         console.emit_json(diagnosis.document())
     else:
-        from llmtrain.observe.terminal import make_console
+        from llmtrain.observe.terminal import make_console, print_view
 
-        make_console().print(checks_table(diagnosis))
+        print_view(make_console(), checks_table(diagnosis))
         for check in diagnosis.checks:
             if check.hint:
                 console.say(f"{check.name}: {check.hint}")

@@ -66,9 +66,9 @@ def _status(
         return
     from llmtrain.observe.run_reader import read_view
     from llmtrain.observe.status import status_screen
-    from llmtrain.observe.terminal import screen_of
+    from llmtrain.observe.terminal import print_view, screen_of
 
-    terminal.print(status_screen(read_view(found), screen_of(terminal)))
+    print_view(terminal, status_screen(read_view(found), screen_of(terminal)))
 
 
 def _list(runs: Path, as_json: bool) -> None:
@@ -87,8 +87,8 @@ def _list(runs: Path, as_json: bool) -> None:
         console.emit_json(runs_document(views, unreadable))
         return
     from llmtrain.observe.run_list import runs_table
-    from llmtrain.observe.terminal import make_console
+    from llmtrain.observe.terminal import make_console, print_view
 
-    make_console().print(runs_table(views))
+    print_view(make_console(), runs_table(views))
     for path in unreadable:
         console.say(f"cannot read {path}")

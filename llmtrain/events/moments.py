@@ -22,7 +22,8 @@ LEVELS = ("info", "warning", "error")
 
 
 def describe(event: Event) -> Moment | None:
-    """The sentence for an event, or None for routine ones (steps, phases, samples, commits)."""
+    """The sentence for an event, or None for routine ones (steps, phases, samples, commits) and
+    for decisions that the run's end tells again."""
     found = _sentence(event)
     if found is None:
         return None
@@ -42,8 +43,8 @@ def _sentence(event: Event) -> tuple[str, str] | None:
     match event.payload:
         case Found(finding=finding, message=message):
             return "warning", f"{finding}: {message}"
-        case Decided(action=action, reason=reason):
-            return "info", f"{action}: {reason}" if reason else action
+        case Decided(action="restart", reason=reason):
+            return "info", f"restart{_because(reason)}"
         case RankFailed(error=error, error_class=error_class):
             return "error", f"rank {event.rank} failed ({error_class}): {error}"
         case CheckpointFailed(step=step, error=error):

@@ -133,7 +133,7 @@ class Plain:
             self._told_run = True
             what = f"{view.job.recipe} on {view.job.cluster}, {view.job.steps} steps"
             self._console.print(f"run {view.run.run_id}: {what}")
-            self._console.print(f"layout {layout_text(view.job.layout)}; folder {view.run.path}")
+            self._console.print(f"layout {layout_text(view.job.layout)}")
         for event in events:
             if event.time >= self._since:
                 for line in self._lines(view, event):

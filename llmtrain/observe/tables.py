@@ -59,7 +59,7 @@ def ranks_table(view: RunView, ranks: list[RankState], *, wide: bool) -> Table:
         row: list[str | Text] = [
             str(rank.rank),
             Text(word, style=STYLES.get(word, "")),
-            rank.phase,
+            UNKNOWN if word == "finished" else rank.phase,
             str(rank.step or UNKNOWN),
             age_text(view.now - rank.last_seen) if rank.last_seen else UNKNOWN,
             duration_text(rank.step_seconds),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 
-from rich.console import Console
+from rich.console import Console, RenderableType
 
 from llmtrain.observe.status import Screen
 
@@ -20,6 +20,17 @@ def make_console(*, stderr: bool = False) -> Console:
     if not console.is_terminal and "COLUMNS" not in os.environ:
         console.width = PIPE_WIDTH
     return console
+
+
+def print_view(console: Console, view: RenderableType) -> None:
+    """Print a view; where there is no terminal, without the blanks that fill its lines."""
+    if console.is_terminal:
+        console.print(view)
+        return
+    with console.capture() as capture:
+        console.print(view)
+    lines = (line.rstrip() for line in capture.get().splitlines())
+    console.file.write("".join(f"{line}\n" for line in lines))
 
 
 def screen_of(console: Console, *, full: bool = False) -> Screen:
