@@ -22,7 +22,7 @@ from llmtrain import __version__
 from llmtrain.agent import messages
 from llmtrain.agent.deathsig import adopt_orphans, die_with_parent
 from llmtrain.agent.link import Link
-from llmtrain.agent.ranks import RankProcess, Ranks, exit_code_in_log, last_lines, tail_bytes, tree_of
+from llmtrain.agent.ranks import RankProcess, Ranks, failures_in_log, last_lines, tail_bytes, tree_of
 from llmtrain.agent.relay import Relay
 from llmtrain.agent.sweep import ATTEMPT_MARKER, RUN_MARKER, kill_all, leftovers, sweep
 from llmtrain.events.schema import NodeSample
@@ -35,6 +35,8 @@ SILENCE_SECONDS = 60.0
 """A supervisor that says nothing for so long over an open channel is taken for gone."""
 EXIT_CODE_SECONDS = 0.5
 """Longest wait for torchrun's word on the exit code of a rank that it collected before we could look."""
+ORPHAN_SECONDS = 0.5
+"""How long ranks may outlive their torchrun before they count as orphans."""
 REPORTED_LINES = 20
 
 
@@ -56,6 +58,7 @@ class Agent:
         self._heard = self._sampled = time.monotonic()
         self._signals = 0
         self._failed = False
+        self._script_end = float("inf")
 
     def run(self) -> int:
         """Serve until everything has ended; 0 when nothing was left behind."""
@@ -175,8 +178,10 @@ class Agent:
                 self._report_end(process, code)
         self._explain(now)
         exit_code = script.poll()
-        if exit_code is not None and not self.ranks.alive:
-            self._finish(exit_code, now)
+        if exit_code is not None:
+            self._script_end = min(self._script_end, now)
+            if not self.ranks.alive or now - self._script_end > ORPHAN_SECONDS:
+                self._finish(exit_code, now)
 
     def _selector_add(self, process: RankProcess) -> None:
         if process.pidfd is not None:
@@ -192,26 +197,37 @@ class Agent:
         if not self._unexplained:
             return
         log = tail_bytes(self.attempt.node_log(self.node))
+        codes = {failure.pid: failure.exit_code for failure in failures_in_log(log)}
         waiting = []
         for process, since in self._unexplained:
-            code = exit_code_in_log(log, process.pid)
+            code = codes.get(process.pid)
             if code is None and now - since < EXIT_CODE_SECONDS:
                 waiting.append((process, since))
             else:
                 self._report_end(process, code)
         self._unexplained = waiting
 
-    def _report_end(self, process: RankProcess, code: int | None) -> None:
+    def _report_end(self, process: RankProcess, code: int | None, *, killed: bool = False) -> None:
         self.link.send(
             messages.RankEnded(
                 rank=process.rank,
                 pid=process.pid,
                 exit_code=code,
                 asked=process.asked,
+                killed=killed,
                 lines=() if code == 0 else last_lines(self.attempt.rank_log(process.rank), REPORTED_LINES),
             )
         )
         self._failed = self._failed or code != 0
+
+    def _report_unseen(self) -> None:
+        """Ranks that failed so soon after their start that only torchrun saw them."""
+        assert self.start is not None
+        for failure in failures_in_log(tail_bytes(self.attempt.node_log(self.node))):
+            if failure.pid not in self.ranks.known:
+                rank = self.start.first_rank + failure.local_rank
+                unseen = RankProcess(rank=rank, pid=failure.pid, pidfd=None)
+                self._report_end(unseen, failure.exit_code)
 
     def _is_pointless(self) -> bool:
         """Whether waiting longer cannot save anything: no rank runs, or one died, so that the others hang."""
@@ -219,6 +235,7 @@ class Agent:
 
     def _finish(self, exit_code: int, now: float) -> None:
         self._explain(now + EXIT_CODE_SECONDS)
+        self._report_unseen()
         self._relay_events()
         lines = () if exit_code == 0 else last_lines(self.attempt.node_log(self.node), REPORTED_LINES)
         self.link.send(messages.ScriptEnded(exit_code=exit_code, lines=lines))
@@ -258,8 +275,7 @@ class Agent:
         deadline = time.monotonic() + 1.0
         while self.ranks.alive and time.monotonic() < deadline:
             for process, code in self.ranks.ended():
-                process.asked = True
-                self._report_end(process, code)
+                self._report_end(process, code, killed=True)
             time.sleep(0.005)
         if self.relay is not None:
             self._relay_events()

@@ -125,6 +125,8 @@ class RankEnded(Message):
     """The end of its log, unless it left with 0."""
     asked: bool = False
     """Whether it had been asked to leave before."""
+    killed: bool = False
+    """Whether the agent killed it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

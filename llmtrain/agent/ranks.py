@@ -19,7 +19,7 @@ import psutil
 
 EXIT_STATUS_FIELD = 49
 """Position of the wait status in /proc/PID/stat after the command name (proc(5): field 52)."""
-FAILURE_LINE = re.compile(rb"exitcode: (-?\d+)\) local_rank: \d+ \(pid: (\d+)\)")
+FAILURE_LINE = re.compile(rb"exitcode: (-?\d+)\) local_rank: (\d+) \(pid: (\d+)\)")
 """How torchrun reports a worker that failed."""
 
 
@@ -83,12 +83,21 @@ class Ranks:
                 os.kill(process.pid, signal.SIGUSR1)
 
 
-def exit_code_in_log(text: bytes, pid: int) -> int | None:
-    """Exit code of a worker in torchrun's own report, or None."""
-    for code, reported in FAILURE_LINE.findall(text):
-        if int(reported) == pid:
-            return int(code)
-    return None
+@dataclass(frozen=True, slots=True)
+class ReportedFailure:
+    """A failed worker in torchrun's own words."""
+
+    local_rank: int
+    pid: int
+    exit_code: int
+
+
+def failures_in_log(text: bytes) -> list[ReportedFailure]:
+    """Workers that torchrun reported as failed."""
+    return [
+        ReportedFailure(local_rank=int(local_rank), pid=int(pid), exit_code=int(code))
+        for code, local_rank, pid in FAILURE_LINE.findall(text)
+    ]
 
 
 def last_lines(path: Path, count: int, limit: int = 1 << 16) -> tuple[str, ...]:

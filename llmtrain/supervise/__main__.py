@@ -38,9 +38,13 @@ def main(argv: list[str]) -> int:
     except LeaseLostError as error:
         sys.stderr.write(f"{error.text()}\n")
         return int(ExitStatus.FAILED)
+    except LlmtrainError as error:
+        sys.stderr.write(f"{error.text()}\n")
+        return int(_record_failure(run, lease, error.text(), error.exit_status))
     except Exception as error:
         traceback.print_exc()
-        return int(_record_failure(run, lease, error))
+        message = f"the supervisor failed: {type(error).__name__}: {error} (see {run.supervisor_log})"
+        return int(_record_failure(run, lease, message, ExitStatus.FAILED))
     finally:
         lease.release()
 
@@ -54,17 +58,15 @@ def _supervise(run: RunDir, lease: Lease) -> ExitStatus:
     return Supervisor(run, job, backend, lease, control=control, limits=limits).run()
 
 
-def _record_failure(run: RunDir, lease: Lease, error: Exception) -> ExitStatus:
+def _record_failure(run: RunDir, lease: Lease, message: str, status: ExitStatus) -> ExitStatus:
     """Say in the record why the supervisor itself failed, so that no view shows the run as running."""
-    known = isinstance(error, LlmtrainError)
-    status = error.exit_status if isinstance(error, LlmtrainError) else ExitStatus.FAILED
-    message = error.text() if isinstance(error, LlmtrainError) else f"{type(error).__name__}: {error}"
     try:
-        record = read_record(run)
-        note = message if known else f"the supervisor failed: {message} (see {run.supervisor_log})"
-        write_record(run, replace(record, stage="ended", exit_status=int(status), message=note), lease)
-    except (LlmtrainError, OSError):
-        traceback.print_exc()
+        record = replace(read_record(run), stage="ended", exit_status=int(status), message=message)
+        write_record(run, record, lease)
+    except LlmtrainError as error:
+        sys.stderr.write(f"{error.text()}\n")
+    except OSError as error:
+        sys.stderr.write(f"{error}\n")
     return status
 
 

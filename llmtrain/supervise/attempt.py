@@ -252,7 +252,7 @@ class AttemptRunner:
             return "no rank had been started"
         if self._stop_grace == 0.0:
             return "the ranks were killed at once"
-        died = [end for end in self._reports.ends.values() if end.exit_code != 0]
+        died = [end for end in self._reports.ends.values() if end.exit_code != 0 and not end.killed]
         if died:
             return "ranks ended before they could save"
         return f"the ranks did not leave within {self._stop_grace or 0.0:g} s and were killed"

@@ -75,7 +75,7 @@ def _ranks(reports: Reports, now: float) -> Iterator[Finding]:
                 step=payload.step,
                 is_echo=payload.error_class == COMMUNICATION,
             )
-        elif end is not None and not end.asked and _is_death(end, reports, now):
+        elif end is not None and not (end.asked or end.killed) and _is_death(end, reports, now):
             yield _death(end, reports)
 
 

@@ -37,6 +37,7 @@ class RankEnd:
     exit_code: int | None
     at: float
     asked: bool
+    killed: bool
     lines: tuple[str, ...]
 
 
@@ -113,6 +114,7 @@ class Reports:
             exit_code=message.exit_code,
             at=now,
             asked=message.asked,
+            killed=message.killed,
             lines=message.lines,
         )
 
