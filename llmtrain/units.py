@@ -139,12 +139,10 @@ def format_duration(seconds: float) -> str:
     """`12.3 ms`, `1.53 s`, `2 min 05 s`, `3 h 07 min`, `4 d 02 h`: two figures that matter."""
     if seconds < 0:
         return f"-{format_duration(-seconds)}"
-    if seconds < 1e-3:
-        return f"{seconds * 1e6:.3g} us"
-    if seconds < 1:
-        return f"{seconds * 1e3:.3g} ms"
-    if seconds < 60:
-        return f"{min(seconds, 59.99):.3g} s" if seconds >= 59.95 else f"{seconds:.3g} s"
+    for scale, unit, limit in ((1e-6, "us", 1000), (1e-3, "ms", 1000), (1.0, "s", 60)):
+        figures = float(f"{seconds / scale:.3g}")
+        if figures < limit:
+            return f"{figures:g} {unit}"
     for limit, large, large_name, small, small_name in (
         (3600, 60, "min", 1, "s"),
         (86400, 3600, "h", 60, "min"),
@@ -185,7 +183,7 @@ def _measure_without_unit(value: str, expected: str) -> float:
 
 def _plain(value: float, expected: str) -> float:
     """A plain number, refused when it is a boolean, negative or not finite."""
-    if isinstance(value, bool) or value < 0:
+    if isinstance(value, bool) or not value >= 0:  # NaN is not
         raise ValueError(f"`{str(value).lower()}` is not {expected}")
     try:
         return _finite(float(value), value)

@@ -178,14 +178,14 @@ class Builder:
             return self._wrong(kind, node, path, printable(str(error), 160))
         except ValueError:
             return self._wrong(kind, node, path)
-        if not kind.bounds.holds(value):
+        if math.isnan(value) or not kind.bounds.holds(value):
             return self._wrong(kind, node, path)
         return kind.python(value)
 
     def _measured(self, unit: str, node: Scalar) -> float:
         """Number of a quantity in its base unit; raises ValueError."""
         if isinstance(node.value, int | float) and unit != "count":
-            return float(node.value) if math.isfinite(node.value) and abs(node.value) < 2**1000 else math.nan
+            return _finite_float(node.value)
         return _PARSERS[unit](node.value if isinstance(node.value, str | int | float) else node.text)
 
     def _wrong(self, kind: FieldType, node: Node, path: Path, hint: str = "") -> Any:
@@ -238,7 +238,8 @@ def _converted(kind: ScalarType, node: Scalar) -> Any:
     """Scalar as the field's Python type, or INVALID."""
     value = node.value
     if kind.python is float and isinstance(value, int) and not isinstance(value, bool):
-        return float(value) if abs(value) < 2**1000 else INVALID
+        number = _finite_float(value)
+        return INVALID if math.isnan(number) else number
     if kind.python is FilePath and isinstance(value, str):
         return FilePath(value)
     if type(value) is not kind.python:
@@ -246,6 +247,15 @@ def _converted(kind: ScalarType, node: Scalar) -> Any:
     if kind.path is not None and isinstance(value, str):
         return _anchored(value, kind.path.keywords, node.base)
     return value
+
+
+def _finite_float(value: float) -> float:
+    """The number as a float; NaN, which no bounds hold, when it has no finite one."""
+    try:
+        number = float(value)
+    except OverflowError:
+        return math.nan
+    return number if math.isfinite(number) else math.nan
 
 
 def _anchored(text: str, keywords: tuple[str, ...], base: str) -> str:

@@ -267,7 +267,7 @@ def _warmup_ends(recipe: Recipe) -> Iterator[Problem]:
     if warmup > steps:
         yield Problem(
             "learning_rate.warmup_steps",
-            f"learning_rate.warmup_steps = {warmup} is more than the run's {steps} steps",
+            f"learning_rate.warmup_steps = {warmup} is more than train.steps = {steps}",
             "the peak would never be reached; lower it, or train longer",
         )
 
