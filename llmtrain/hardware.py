@@ -39,11 +39,11 @@ class Accelerator:
     """Share of the peak that a large GEMM sustains inside a training step."""
     fp8_ceiling: float = 0.0
     """The same for FP8."""
-    memory_efficiency: float = 0.85
+    memory_efficiency: float = 0.89
     """Share of `memory_bandwidth` that streaming kernels reach."""
-    attention: tuple[float, float, float] = (0.42, 0.58, 0.60)
+    attention: tuple[float, float, float] = (0.448, 0.50, 0.52)
     """Share of the peak that long causal attention reaches forward, FLOPs of half the square: flash1, flash2, flash3."""
-    launch_gap: float = 3e-6
+    launch_gap: float = 4e-6
     """Seconds from the end of one kernel to the start of the next."""
     context: float = 3.5 * GB
     """Bytes that the driver, the libraries and communication buffers take."""
@@ -88,16 +88,26 @@ _HOPPER = {
     "tf32_flops": 494.7e12,
     "fp32_flops": 66.9e12,
     "multiprocessors": 132,
-    "gemm_ceiling": 0.72,
-    "fp8_ceiling": 0.62,
-    "attention": (0.24, 0.36, 0.60),
+    "gemm_ceiling": 0.695,
+    "fp8_ceiling": 0.628,
+    "attention": (0.227, 0.344, 0.625),
+    "memory_efficiency": 0.87,
+    "launch_gap": 6e-6,
+}
+_POWER_CAPPED = {
+    "gemm_ceiling": 0.531,
+    "fp8_ceiling": 0.522,
+    "attention": (0.22, 0.38, 0.58),
+    "memory_efficiency": 0.75,
 }
 _BLACKWELL = {
     "fp32_flops": 80e12,
     "multiprocessors": 148,
-    "gemm_ceiling": 0.52,
-    "fp8_ceiling": 0.48,
-    "attention": (0.15, 0.22, 0.50),
+    "gemm_ceiling": 0.466,
+    "fp8_ceiling": 0.483,
+    "attention": (0.15, 0.25, 0.525),
+    "memory_efficiency": 0.80,
+    "launch_gap": 1e-6,
 }
 
 ACCELERATORS: dict[str, Accelerator] = {
@@ -120,7 +130,7 @@ ACCELERATORS: dict[str, Accelerator] = {
             **_AMPERE,
             memory=40 * GB,
             memory_bandwidth=1555e9,
-            gemm_ceiling=0.82,
+            gemm_ceiling=0.823,
         ),
         _gpu(
             "a100-80g-sxm",
@@ -128,7 +138,7 @@ ACCELERATORS: dict[str, Accelerator] = {
             **_AMPERE,
             memory=80 * GB,
             memory_bandwidth=2039e9,
-            gemm_ceiling=0.82,
+            gemm_ceiling=0.823,
         ),
         _gpu(
             "a100-40g-pcie",
@@ -152,13 +162,13 @@ ACCELERATORS: dict[str, Accelerator] = {
             **_AMPERE,
             memory=80 * GB,
             memory_bandwidth=2039e9,
-            gemm_ceiling=0.82,
+            gemm_ceiling=0.823,
         ),
         _gpu("h100-sxm", "H100-SXM5-80GB", **_HOPPER, memory=80 * GB, memory_bandwidth=3352e9),
         _gpu(
             "h100-96g-hbm2e",
             "H100-SXM5-96GB (HBM2e, 500 W)",
-            **(_HOPPER | {"gemm_ceiling": 0.60, "fp8_ceiling": 0.52}),
+            **(_HOPPER | _POWER_CAPPED),
             memory=96 * GB,
             memory_bandwidth=2400e9,
         ),
@@ -219,16 +229,16 @@ LINKS: dict[str, Link] = {
     entry.name: entry
     for entry in (
         _link("nvlink2", "NVLink 2", 150e9, 0.80, 20e-6, 3.4e-6, True),
-        _link("nvlink3", "NVLink 3", 300e9, 0.77, 18e-6, 3.4e-6, True),
-        _link("nvlink3-a800", "NVLink 3 of an A800", 200e9, 0.77, 18e-6, 3.4e-6, True),
-        _link("nvlink4", "NVLink 4", 450e9, 0.82, 16e-6, 2.4e-6, True),
-        _link("nvlink5", "NVLink 5", 900e9, 0.76, 16e-6, 2.4e-6, True),
+        _link("nvlink3", "NVLink 3", 300e9, 0.80, 18e-6, 3.4e-6, True),
+        _link("nvlink3-a800", "NVLink 3 of an A800", 200e9, 0.80, 18e-6, 3.4e-6, True),
+        _link("nvlink4", "NVLink 4", 450e9, 0.85, 16e-6, 2.4e-6, True),
+        _link("nvlink5", "NVLink 5", 900e9, 0.63, 16e-6, 2.4e-6, True),
         _link("pcie4", "PCIe 4.0 x16", 32e9, 0.72, 20e-6, 5.7e-6, True),
         _link("pcie5", "PCIe 5.0 x16", 64e9, 0.72, 20e-6, 5.7e-6, True),
         _link("shared-memory", "shared memory", 2e9, 0.75, 120e-6, 60e-6, True),
-        _link("ib-hdr", "InfiniBand HDR, 200 Gb/s", 25e9, 0.92, 14e-6, 9.6e-6, False),
-        _link("ib-ndr", "InfiniBand NDR, 400 Gb/s", 50e9, 0.92, 14e-6, 9.6e-6, False),
-        _link("roce", "RoCE v2, 400 Gb/s", 50e9, 0.85, 18e-6, 12e-6, False),
+        _link("ib-hdr", "InfiniBand HDR, 200 Gb/s", 25e9, 0.89, 14e-6, 9.6e-6, False),
+        _link("ib-ndr", "InfiniBand NDR, 400 Gb/s", 50e9, 0.70, 14e-6, 9.6e-6, False),
+        _link("roce", "RoCE v2, 400 Gb/s", 50e9, 0.72, 18e-6, 12e-6, False),
         _link("tcp", "TCP over Ethernet, 25 Gb/s", 3.125e9, 0.75, 60e-6, 40e-6, False),
     )
 }

@@ -23,6 +23,8 @@ from llmtrain.config.fields import (
     Share,
     Verbatim,
 )
+from llmtrain.config.slurm import SlurmConfig
+from llmtrain.config.ssh import SshConfig
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,6 +64,9 @@ class InterNodeConfig:
     """Carries collectives."""
     control: LinkConfig
     """Carries rendezvous, agents and logs."""
+    interface: str = ""
+    """Network interface on every node that carries rendezvous and collectives, e.g. `ib0`; default: the one
+    that the node is reached on."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,6 +88,12 @@ class BackendConfig:
 
     kind: Literal["local", "ssh", "slurm"]
     """`local` processes on this machine, `ssh` a list of hosts, `slurm` a scheduler."""
+    slurm: SlurmConfig | None = None
+    """With `slurm`: what jobs ask for; None: the cluster's defaults."""
+    python: str = ""
+    """Interpreter on the nodes that has llmtrain, an absolute path; default: the one that launches."""
+    ssh: SshConfig | None = None
+    """With `ssh`: the nodes, and how to log in to them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,7 +130,7 @@ class SoftwareConfig:
     """Format that gradients are accumulated and reduced in."""
     fused_optimizer: bool = True
     """Whether the optimizer updates all tensors in few kernels."""
-    overlap_gradients: bool = False
+    overlap_gradients: bool = True
     """Whether gradients are reduced while the backward pass still runs."""
     overlap_weights: bool = False
     """Whether ZeRO weights are gathered beside the forward pass."""
@@ -135,7 +146,7 @@ class SoftwareConfig:
     """How FP8 scales are found: from earlier steps, from the tensor itself, or for each row."""
     pipeline_scatter: bool = False
     """Whether tensor-parallel ranks each send their share of a stage's output, which the receivers gather."""
-    overlap_tensor: Share = 0.0
+    overlap_tensor: Share = 0.2
     """Share of tensor-parallel traffic that runs beside GEMMs, 0..1."""
 
 
@@ -156,6 +167,8 @@ class CalibrationConfig:
     """Factor on the bandwidth of collectives inside a node."""
     inter_node: PositiveFloat | None = None
     """Factor on the bandwidth of collectives between nodes."""
+    cores: PositiveFloat | None = None
+    """Processor cores that the CPU ranks of a node share; only for `accelerator: cpu`."""
     step_overhead: Duration | None = None
     """Seconds of each step that no layer explains (data, logging, synchronisation)."""
     date: str = ""
@@ -172,6 +185,8 @@ class FailureConfig:
     """Mean time between failures of one node, seconds (duration, e.g. `250d`)."""
     restart: Duration = 300.0
     """Seconds from a failure to the first step of the next attempt, without the steps done again."""
+    repair: PositiveDuration = 86400.0
+    """Seconds until a failed node is back (duration, e.g. `1d`)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -254,6 +254,27 @@ class TrainConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RequestConfig:
+    """Numbers that somebody asked for, not yet checked against each other: `plan` says where they contradict
+    arithmetic, the schedule or the memory, and what comes nearest. They decide nothing."""
+
+    dp: PositiveInt
+    """Data-parallel replicas."""
+    tp: PositiveInt
+    """Tensor-parallel ranks."""
+    pp: PositiveInt
+    """Pipeline stages."""
+    micro: PositiveInt
+    """Sequences per forward."""
+    accumulation: PositiveInt
+    """Micro-batches per replica and step."""
+    global_size: PositiveInt
+    """Global batch as it was written (YAML key: `global`); read as sequences, and as tokens."""
+    bubble: Fraction
+    """Largest share of a step that pipeline stages may idle."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Recipe:
     """What to train."""
 
@@ -285,3 +306,5 @@ class Recipe:
     """Failures."""
     train: TrainConfig
     """Length and seed."""
+    request: RequestConfig | None = None
+    """A request to check, beside what the recipe itself fixes."""

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from llmtrain.plan.machine import LinkSpeed, Machine
 
 
-_SHARED_PORTS = 0.75
+_SHARED_PORTS = 0.76
 """Share of the ports' bandwidth that is left when several rings of a node compete for them."""
 
 

@@ -17,6 +17,13 @@ def plan_document(plan: Plan) -> dict[str, Any]:
         "plans": [candidate_document(candidate) for candidate in plan.plans],
         "ladder": [_rung(rung) for rung in plan.ladder],
         "problems": [asdict(problem) for problem in plan.problems],
+        "evaluated": plan.evaluated,
+        "refused": [asdict(group) for group in plan.refused],
+        "pareto": [candidate_document(candidate) for candidate in plan.front],
+        "reliability": asdict(plan.reliability),
+        "proposals": [
+            {"title": proposal.title, **candidate_document(proposal.candidate)} for proposal in plan.proposals
+        ],
     }
 
 

@@ -12,9 +12,9 @@ from llmtrain.plan.machine import Machine
 from llmtrain.plan.workload import Workload
 
 
-_EAGER_NORM = 8.0
+_EAGER_NORM = 11.4
 """Extra passes over the hidden state of an RMSNorm written in single operations (a fifth of that for LayerNorm)."""
-_EAGER_ROTARY = 6.0
+_EAGER_ROTARY = 10.0
 """Extra passes over queries, keys and values of rotary positions written in single operations."""
 _EAGER_ACTIVATION = 2.0
 """Extra passes over the feed-forward activations."""

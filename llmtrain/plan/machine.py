@@ -14,6 +14,8 @@ from llmtrain.errors import ConfigError, Problem
 from llmtrain.hardware import ACCELERATORS, LINKS, Accelerator, Link
 
 CPU = "cpu"
+_CORES = 2.0
+"""Cores assumed under CPU ranks until `profiles calibrate` has counted them: those of a small laptop."""
 _FREE_LINK_EFFICIENCY = 0.85
 """Share of a link's stated bandwidth when the table does not know the link."""
 
@@ -52,6 +54,8 @@ class Machine:
     inter: LinkSpeed | None
     software: SoftwareConfig
     host_memory: float | None
+    cores: float
+    """Processor cores that a node's CPU ranks share; infinite on accelerators."""
 
     @property
     def is_cpu(self) -> bool:
@@ -88,6 +92,7 @@ def make_machine(cluster: ClusterProfile) -> Machine:
         inter=inter,
         software=cluster.software,
         host_memory=cluster.host_memory,
+        cores=_default(calibration.cores, _CORES) if accelerator.name == CPU else float("inf"),
     )
 
 

@@ -1,7 +1,8 @@
-"""`make_plan`: from a job spec to the plans, the ladder and the problems. Pure: no clock, no network, no environment."""
+"""`make_plan`: from a job spec to the plans, the ladder and the problems. Pure: no clock, network or environment."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 
 from llmtrain.config.job import JobSpec
@@ -13,8 +14,12 @@ from llmtrain.plan.evaluate import Evaluator
 from llmtrain.plan.ladder import make_ladder
 from llmtrain.plan.machine import make_machine
 from llmtrain.plan.model_size import model_size
-from llmtrain.plan.plan import Candidate, Plan, Rung
+from llmtrain.plan.nearest_miss import nothing_fits, too_big
+from llmtrain.plan.plan import Candidate, Plan, RefusedGroup, Reliability, Rung
+from llmtrain.plan.reliability import reliability
+from llmtrain.plan.request import proposals, request_problems
 from llmtrain.plan.search import Found, Refused, Search
+from llmtrain.plan.trust import error_band, optimism
 from llmtrain.plan.workload import make_workload
 
 
@@ -32,23 +37,40 @@ def make_plan(
     Raises InfeasibleError when nothing fits, ConfigError when the profile's figures cannot be used.
     """
     cluster = spec.cluster if nodes is None else replace(spec.cluster, nodes=nodes, spares=0)
-    evaluator = Evaluator(make_workload(spec.recipe), make_machine(cluster))
+    evaluator = make_evaluator(replace(spec, cluster=cluster))
     usable = cluster.nodes - cluster.spares
-    searcher = Search(evaluator, spec.recipe, features)
-    if layout is not None:
-        found = Found((_fixed(evaluator, layout, usable, features),), (), Refused(), 1, 1, (layout,))
-    else:
-        found = searcher.run(usable)
+    search = Search(evaluator, spec.recipe, features)
+    if layout is None:
+        found = search.run(usable)
         if not found.candidates:
-            raise InfeasibleError(_nothing_fits(evaluator, found.refused))
-    best = found.candidates[0]
-    ladder = make_ladder(evaluator, spec.recipe, searcher, found, cluster.nodes, usable)
+            raise InfeasibleError(nothing_fits(evaluator, spec.recipe, found.refused, usable, features))
+    else:
+        fixed = _fixed(evaluator, layout, usable, features)
+        found = Found((fixed,), (fixed,), Refused(), 1, 1, (layout,))
+    ladder = make_ladder(evaluator, spec.recipe, search, found, cluster.nodes, usable)
+    size = model_size(spec.recipe.model)
+    failures = reliability(found.candidates[0], size.parameters, cluster)
     return Plan(
-        model=model_size(spec.recipe.model),
+        model=size,
         plans=found.candidates[:top],
         ladder=ladder,
-        problems=tuple(_remarks(evaluator, best, ladder)),
+        problems=(
+            *request_problems(spec.recipe, evaluator.machine),
+            *_remarks(evaluator, spec, found.candidates[0], ladder, failures, features),
+        ),
+        front=found.front,
+        refused=_groups(found.refused),
+        evaluated=found.evaluated,
+        reliability=failures,
+        proposals=tuple(proposals(spec.recipe, evaluator.machine, features)),
     )
+
+
+def make_evaluator(spec: JobSpec) -> Evaluator:
+    """The evaluator of a job; raises ConfigError when the profile's figures cannot be used."""
+    machine = make_machine(spec.cluster)
+    band = error_band(machine, spec.cluster.calibration)
+    return Evaluator(make_workload(spec.recipe), machine, band)
 
 
 def _fixed(evaluator: Evaluator, layout: Layout, nodes: int, features: EngineFeatures) -> Candidate:
@@ -59,45 +81,60 @@ def _fixed(evaluator: Evaluator, layout: Layout, nodes: int, features: EngineFea
     candidate = evaluator.candidate(layout)
     memory = candidate.predicted.memory
     if memory.total > memory.capacity:
-        raise InfeasibleError([_too_big(candidate)])
+        raise InfeasibleError([too_big(evaluator, candidate)])
     return candidate
 
 
-def _nothing_fits(evaluator: Evaluator, refused: Refused) -> list[Problem]:
-    problems = [
-        Problem(rule, f"{refused.examples[rule].message} ({count} layouts)", refused.examples[rule].hint)
-        for rule, count in sorted(refused.counts.items(), key=lambda item: -item[1])
-    ]
-    head = Problem("", f"no feasible plan: all {refused.total} layouts are refused")
-    if refused.nearest is not None:
-        nearest = evaluator.candidate(refused.nearest)
-        return [head, _too_big(nearest), *(p for p in problems if p.where != "memory")]
-    return [head, *problems]
-
-
-def _too_big(candidate: Candidate) -> Problem:
-    memory, layout = candidate.predicted.memory, candidate.layout
-    need, have = memory.total / 1e9, memory.capacity / 1e9
-    return Problem(
-        "memory",
-        f"nearest layout dp={layout.dp} tp={layout.tp} pp={layout.pp} micro={layout.micro_batch} "
-        f"recompute={layout.recompute} needs {need:.1f} GB > {have:.1f} GB a rank",
-        "use more nodes, recompute, a smaller micro-batch or a smaller model",
+def _groups(refused: Refused) -> tuple[RefusedGroup, ...]:
+    ordered = sorted(refused.counts.items(), key=lambda item: -item[1])
+    return tuple(
+        RefusedGroup(
+            rule=rule,
+            count=count,
+            example=refused.examples[rule].message,
+            hint=refused.examples[rule].hint,
+        )
+        for rule, count in ordered
     )
 
 
-def _remarks(evaluator: Evaluator, best: Candidate, ladder: tuple[Rung, ...]) -> list[Problem]:
-    remarks = []
+def _remarks(
+    evaluator: Evaluator,
+    spec: JobSpec,
+    best: Candidate,
+    ladder: tuple[Rung, ...],
+    failures: Reliability,
+    features: EngineFeatures,
+) -> Iterator[Problem]:
+    """What a person should know although the plan works."""
     memory = best.predicted.memory
     if memory.total > evaluator.usable_memory:
-        remarks.append(
-            Problem(
-                "memory",
-                f"{memory.total / 1e9:.1f} GB of {memory.capacity / 1e9:.1f} GB leaves less than 4 % free",
-                "use recompute or a smaller micro-batch",
-            )
+        free = 1.0 - memory.total / memory.capacity
+        yield Problem(
+            "memory",
+            f"{memory.total / 1e9:.1f} GB of {memory.capacity / 1e9:.1f} GB leaves {100 * free:.1f} % < 4 % free",
+            "use recompute or a smaller micro-batch",
         )
-    empty = [rung.nodes for rung in ladder if rung.candidate is None]
+    for setting in features.missing(best.layout):
+        yield Problem(
+            "layout", f"the engine cannot run {setting}: `launch` will refuse it", "leave it to auto"
+        )
+    parameters = model_size(spec.recipe.model).parameters
+    warning = optimism(best, evaluator.machine, parameters, evaluator.work.mode)
+    if warning:
+        yield Problem("prediction", warning, "calibrate the profile: `llmtrain profiles calibrate`")
+    empty = [str(rung.nodes) for rung in ladder if rung.candidate is None]
     if empty:
-        remarks.append(Problem("ladder", f"nothing fits on {', '.join(map(str, empty))} nodes"))
-    return remarks
+        yield Problem(
+            "ladder",
+            f"nothing fits on {', '.join(empty)} nodes: a run that loses so many stops",
+            "lower faults.node_loss_budget, or use recompute",
+        )
+    host = evaluator.machine.host_memory
+    if host is not None and not evaluator.machine.is_cpu and failures.snapshot_bytes_per_node > 0.5 * host:
+        yield Problem(
+            "host memory",
+            f"a copy of a node's states takes {failures.snapshot_bytes_per_node / 1e9:.0f} GB, "
+            f"more than half of {host / 1e9:.0f} GB",
+            "snapshots to host memory will not fit beside data loading",
+        )

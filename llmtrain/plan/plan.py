@@ -41,6 +41,8 @@ class Prediction:
     memory: MemoryBytes
     train_days: float
     gpu_hours: float
+    error: float
+    """Half-width of the band that the step time lies in with nine chances out of ten, as a share of it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,6 +126,41 @@ class ModelSize:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Reliability:
+    """What failures make of the plan, from the profile's failure rate."""
+
+    mtbf_seconds: float
+    """Between two failures of any node in use."""
+    failures: float
+    """Expected over the whole training."""
+    spares: int
+    """Nodes that replace failed ones in 95 of 100 cases while those are repaired."""
+    checkpoint_bytes: float
+    checkpoint_seconds: float
+    checkpoint_interval: float
+    """Seconds between checkpoints that lose least (Daly 2006, higher order)."""
+    goodput: float
+    """Share of the time that moves training forward."""
+    days: float
+    """Days to the end, lost time included."""
+    snapshot_bytes_per_node: float
+    """Host memory that one copy of the states of a node's ranks takes."""
+    price: float | None
+    """Of all accelerator hours, lost time and spares included."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RefusedGroup:
+    """Layouts refused by one rule."""
+
+    rule: str
+    count: int
+    example: str
+    """The violated inequality of the first one, with both numbers."""
+    hint: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
     """Plans, best first, the ladder, and what is wrong."""
 
@@ -131,3 +168,21 @@ class Plan:
     plans: tuple[Candidate, ...]
     ladder: tuple[Rung, ...]
     problems: tuple[Problem, ...]
+    front: tuple[Candidate, ...]
+    """Pareto front of speed and memory, fastest first."""
+    refused: tuple[RefusedGroup, ...]
+    """Largest group first."""
+    evaluated: int
+    """Layouts looked at."""
+    reliability: Reliability
+    """Of the first plan."""
+    proposals: tuple[Proposal, ...] = ()
+    """What comes nearest to the recipe's `request`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Proposal:
+    """A plan that comes near a request."""
+
+    title: str
+    candidate: Candidate

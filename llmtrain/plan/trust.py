@@ -1,0 +1,67 @@
+"""How far a prediction can be trusted: its error band, and whether it beats everything that was ever published."""
+
+from __future__ import annotations
+
+from llmtrain.config.cluster import CalibrationConfig
+from llmtrain.hardware import ACCELERATORS
+from llmtrain.plan.machine import Machine
+from llmtrain.plan.plan import Candidate
+
+_TABLE_BAND = 0.15
+"""Nine of ten published runs lie within this of the prediction from the shipped tables (tests/bench/planner_accuracy.py)."""
+_UNKNOWN_BAND = 0.30
+_CALIBRATED_BAND = 0.08
+"""The same with constants from three runs of the cluster."""
+_CPU_BAND = 0.60
+
+# Best published model-FLOPs utilisation: (billions of parameters up to, MFU), against the peak of the run's own format.
+_A100 = ((1.0, 0.54), (5.0, 0.64), (10.0, 0.68), (20.0, 0.61), (90.0, 0.56), (2000.0, 0.563))
+_H100 = ((5.0, 0.465), (10.0, 0.622), (20.0, 0.602), (90.0, 0.544), (500.0, 0.573))
+_H100_FP8 = ((10.0, 0.411), (20.0, 0.423), (90.0, 0.426), (500.0, 0.448))
+_B200 = ((2000.0, 0.48),)
+_B200_FP8 = ((2000.0, 0.361),)
+BEST_PUBLISHED: dict[tuple[str, bool], tuple[tuple[float, float], ...]] = {
+    ("a100", False): _A100,
+    ("a800", False): _A100,
+    ("h100", False): _H100,
+    ("h100", True): _H100_FP8,
+    ("h200", False): _H100,
+    ("h200", True): _H100_FP8,
+    ("b200", False): _B200,
+    ("b200", True): _B200_FP8,
+    ("gb200", False): _B200,
+    ("gb200", True): _B200_FP8,
+}
+"""By accelerator family and FP8. Sources: fms-fsdp (7B, 13B), llm-foundry, Korthikanti et al. 2022, dgxc-benchmarking."""
+
+
+def error_band(machine: Machine, calibration: CalibrationConfig) -> float:
+    """Half-width of the band around the step time, as a share of it."""
+    if calibration.gemm is not None and calibration.date:
+        return _CALIBRATED_BAND
+    if machine.is_cpu:
+        return _CPU_BAND
+    return _TABLE_BAND if machine.accelerator.name in ACCELERATORS else _UNKNOWN_BAND
+
+
+def best_published(accelerator: str, parameters: float, fp8: bool) -> float | None:
+    """Best published MFU for an accelerator and a model of this size; None where nothing is on record."""
+    classes = BEST_PUBLISHED.get((accelerator.split("-")[0], fp8))
+    if classes is None:
+        return None
+    for limit, mfu in classes:
+        if parameters <= limit * 1e9:
+            return mfu
+    return classes[-1][1]
+
+
+def optimism(candidate: Candidate, machine: Machine, parameters: float, mode: str) -> str | None:
+    """A warning when the predicted MFU is above the best that anybody has published for this class."""
+    best = best_published(machine.accelerator.name, parameters, mode == "fp8")
+    mfu = candidate.predicted.mfu
+    if best is None or mfu <= best:
+        return None
+    return (
+        f"predicted MFU {100 * mfu:.1f} % > {100 * best:.1f} %, the best published for "
+        f"{machine.accelerator.title} at this size: treat it as a claim to be measured"
+    )
