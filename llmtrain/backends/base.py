@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Protocol
 
@@ -15,7 +15,8 @@ from llmtrain.transport.base import Transport
 
 
 class JobState(StrEnum):
-    """What became of the thing that was submitted; the last four ask for different answers."""
+    """What became of the thing that was submitted; the bad ends are kept apart, since they ask for different
+    answers."""
 
     PENDING = "pending"
     RUNNING = "running"
@@ -25,6 +26,7 @@ class JobState(StrEnum):
     PREEMPTED = "preempted"
     TIMED_OUT = "timed_out"
     NODE_FAILED = "node_failed"
+    OUT_OF_MEMORY = "out_of_memory"
     UNKNOWN = "unknown"
 
 
@@ -48,6 +50,8 @@ class JobStatus:
     reason: str = ""
     exit_code: int | None = None
     """Of a job that has ended, where it is known; -n: killed by signal n."""
+    expected_start: float | None = None
+    """Of a job that waits: when the scheduler thinks that it starts; epoch seconds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,12 +62,14 @@ class Node:
     """As people and `attempt.json` call it; unique in the job."""
     address: str
     """Where the other nodes reach it."""
+    environment: Mapping[str, str] = field(default_factory=dict)
+    """Variables that its ranks get before those of the profile, e.g. the name of its network interface."""
 
 
 class Backend(Protocol):
     """One way to start ranks. `check` and `submit` run where the user types, the rest in the supervisor."""
 
-    def check(self, spec: JobSpec) -> Sequence[Problem]:
+    def check(self, spec: JobSpec, run: RunDir) -> Sequence[Problem]:
         """What would keep this job from starting here; empty when nothing is known."""
         ...
 
@@ -79,7 +85,7 @@ class Backend(Protocol):
         """Ask a submitted job to save and leave."""
         ...
 
-    def nodes(self, spec: JobSpec) -> Sequence[Node]:
+    def nodes(self, spec: JobSpec, run: RunDir) -> Sequence[Node]:
         """Nodes that the supervisor may use now, in the order of their ranks."""
         ...
 

@@ -28,7 +28,7 @@ class LocalBackend:
     def __init__(self, cluster: ClusterProfile) -> None:
         self._cluster = cluster
 
-    def check(self, spec: JobSpec) -> Sequence[Problem]:
+    def check(self, spec: JobSpec, run: RunDir) -> Sequence[Problem]:
         """Nothing is asked of this machine beyond what the planner knows."""
         return ()
 
@@ -54,7 +54,7 @@ class LocalBackend:
         with suppress(ProcessLookupError):
             os.kill(int(handle.id), signal.SIGTERM)
 
-    def nodes(self, spec: JobSpec) -> Sequence[Node]:
+    def nodes(self, spec: JobSpec, run: RunDir) -> Sequence[Node]:
         """As many names for this machine as the profile has nodes."""
         count = self._cluster.nodes
         names = ["localhost"] if count == 1 else [f"localhost-{index}" for index in range(count)]

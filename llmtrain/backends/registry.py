@@ -10,6 +10,7 @@ from llmtrain.errors import ConfigError, Problem
 
 BACKENDS: dict[str, str] = {
     "local": "llmtrain.backends.local:LocalBackend",
+    "ssh": "llmtrain.backends.ssh:SshBackend",
 }
 """`backend.kind` of a profile -> module:class."""
 

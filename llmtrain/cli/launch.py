@@ -65,7 +65,7 @@ def _launch(
     from llmtrain.errors import ConfigError
 
     backend = load_backend(spec.cluster)
-    if problems := backend.check(spec):
+    if problems := backend.check(spec, run):
         raise ConfigError(problems)
     console.say_problems(plan.problems, word="warning")
     create_run(run, rendered)

@@ -8,6 +8,8 @@ from collections.abc import Iterator
 from llmtrain.config.cluster import ClusterProfile, LinkConfig
 from llmtrain.config.nearest import nearest
 from llmtrain.config.rules import Rule, rule
+from llmtrain.config.slurm_rules import SLURM_RULES
+from llmtrain.config.ssh_rules import SSH_RULES
 from llmtrain.errors import Problem
 from llmtrain.hardware import ACCELERATORS, LINKS
 
@@ -140,4 +142,6 @@ CLUSTER_RULES: tuple[Rule[ClusterProfile], ...] = (
     _spares_leave_a_node,
     _shared_storage_is_absolute,
     _environment_names,
+    *SSH_RULES,
+    *SLURM_RULES,
 )

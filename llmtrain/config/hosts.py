@@ -12,7 +12,8 @@ from llmtrain.errors import Problem
 LIMIT = 10_000
 """Most nodes that one entry may stand for: more is a slip of the keyboard."""
 
-_NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,251}[A-Za-z0-9])?")
+_LABEL = r"[A-Za-z0-9_](?:[A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?"
+_NAME = re.compile(rf"{_LABEL}(?:\.{_LABEL})*")
 _USER = re.compile(r"[A-Za-z_][A-Za-z0-9._-]{0,31}")
 _RANGE = re.compile(r"(\d+)(?:-(\d+))?")
 _SLOTS = re.compile(r"slots\s*=\s*(\d+)")
@@ -87,8 +88,8 @@ def duplicates(hosts: Iterable[Host]) -> list[Problem]:
     for host in hosts:
         known = first.setdefault(host.name.lower(), host)
         if known is not host:
-            place = "there" if known.where == host.where else f"at {known.where}"
-            message = f"`{host.name}` is named twice, first {place}"
+            first_place = "" if known.where == host.where else f", first at {known.where}"
+            message = f"`{host.name}` is named twice{first_place}"
             problems.append(Problem(host.where, message, "name every node once"))
     return problems
 

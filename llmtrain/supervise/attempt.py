@@ -129,7 +129,7 @@ class AttemptRunner:
                 address=self._plan.nodes[0].address,
                 port=port,
                 grace=self._limits.save,
-                environment=self._environment,
+                environment={**self._plan.nodes[index].environment, **self._environment},
             )
             first_rank += ranks
             self._fleet.send(index, start)

@@ -34,7 +34,7 @@ class Supervisor:
         self._run_dir, self._job, self._backend, self._lease = run, job, backend, lease
         self._control, self._limits = control, limits
         self._record = read_record(run)
-        self._nodes = tuple(backend.nodes(job.spec))
+        self._nodes = tuple(backend.nodes(job.spec, run))
         faults = job.spec.recipe.faults
         self._budget = Budget(
             nodes=len(self._nodes),

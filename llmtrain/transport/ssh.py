@@ -16,7 +16,7 @@ from llmtrain.transport.base import Completed, OnLine, TransportError
 from llmtrain.transport.ssh_channel import SshChannel, exchange
 from llmtrain.transport.ssh_connect import Connection, connect
 from llmtrain.transport.ssh_script import NOT_FOUND, bootstrap, exit_code, open_script, run_script
-from llmtrain.transport.ssh_settings import SshConfig, SshSettings
+from llmtrain.transport.ssh_settings import OpenSshConfig, SshSettings
 
 SESSIONS = 8
 """Sessions opened over one connection before another is made; sshd allows 10 unless it is told otherwise."""
@@ -27,7 +27,7 @@ _CANNOT_RUN = re.compile(rb"timeout: failed to run command .*: (.*)")
 class SshTransport:
     """The way to one node; connects on first use, and again after the connection was lost."""
 
-    def __init__(self, host: Host, config: SshConfig) -> None:
+    def __init__(self, host: Host, config: OpenSshConfig) -> None:
         self._host, self._config = host, config
         self._lock = threading.Lock()
         self._connections: list[_Shared] = []

@@ -19,7 +19,7 @@ from contextlib import suppress
 import paramiko
 
 from llmtrain.transport.base import TransportError
-from llmtrain.transport.ssh_settings import SshConfig, SshSettings
+from llmtrain.transport.ssh_settings import OpenSshConfig, SshSettings
 from llmtrain.transport.ssh_trust import (
     AuthenticationError,
     UntrustedHostError,
@@ -79,7 +79,7 @@ class Connection:
         self.close()
 
 
-def connect(settings: SshSettings, config: SshConfig) -> Connection:
+def connect(settings: SshSettings, config: OpenSshConfig) -> Connection:
     """Connect and log in. Raises TransportError.
 
     Refusals are tried again (`options.retries` times, with growing pauses); silence, a wrong key and a name
@@ -104,7 +104,7 @@ class _PassingError(TransportError):
     """Worth another try."""
 
 
-def _connect_once(settings: SshSettings, config: SshConfig) -> Connection:
+def _connect_once(settings: SshSettings, config: OpenSshConfig) -> Connection:
     limit = settings.options.connect_timeout
     sock, on_close = _socket(settings, config)
     transport = None
@@ -135,7 +135,7 @@ def _negotiate(transport: paramiko.Transport, settings: SshSettings, limit: floa
     if not done.wait(limit):
         raise TransportError(
             f"{settings.describe()} accepts connections but does not speak SSH within {limit:g} s",
-            hint="the node may be overloaded or hung; or backend.connect_timeout is too short",
+            hint="the node may be overloaded or hung; or backend.ssh.connect_timeout is too short",
         )
     if not transport.is_active():
         raise transport.get_exception() or paramiko.SSHException("negotiation failed")
@@ -156,7 +156,7 @@ def _dropped(settings: SshSettings, error: BaseException) -> TransportError:
 
 # ---- the bytes underneath
 def _socket(
-    settings: SshSettings, config: SshConfig
+    settings: SshSettings, config: OpenSshConfig
 ) -> tuple[socket.socket | paramiko.Channel, Callable[[], None]]:
     """A stream to the node's sshd, and what has to be closed with it."""
     if settings.proxy_command:
@@ -172,7 +172,7 @@ def _direct(settings: SshSettings) -> socket.socket:
     place = f"{settings.host} port {settings.port}"
     try:
         sock = socket.create_connection((settings.host, settings.port), timeout=limit)
-    except socket.gaierror as error:
+    except (socket.gaierror, UnicodeError) as error:
         raise TransportError(
             f"{settings.name}: the name `{settings.host}` cannot be resolved here",
             hint=f"`HostName ADDRESS` below `Host {settings.name}` in ~/.ssh/config, or an address instead",
@@ -180,12 +180,12 @@ def _direct(settings: SshSettings) -> socket.socket:
     except TimeoutError as error:
         raise TransportError(
             f"{settings.name}: no answer from {place} within {limit:g} s",
-            hint=f"is the node up? `ping -c 1 {settings.host}`; slower networks: backend.connect_timeout",
+            hint=f"is the node up? `ping -c 1 {settings.host}`; slower networks: backend.ssh.connect_timeout",
         ) from error
     except ConnectionRefusedError as error:
         raise _PassingError(
             f"{settings.name}: {place} refuses connections",
-            hint="is sshd running there? `systemctl status ssh`; another port: backend.port",
+            hint="is sshd running there? `systemctl status ssh`; another port: backend.ssh.port",
         ) from error
     except OSError as error:
         raise _PassingError(
@@ -226,7 +226,9 @@ def _through_command(settings: SshSettings) -> tuple[socket.socket, Callable[[],
     return near, close
 
 
-def _through_jumps(settings: SshSettings, config: SshConfig) -> tuple[paramiko.Channel, Callable[[], None]]:
+def _through_jumps(
+    settings: SshSettings, config: OpenSshConfig
+) -> tuple[paramiko.Channel, Callable[[], None]]:
     """ProxyJump: log in to the hosts on the way, each through the one before."""
     *before, last = settings.jumps
     hop = config.jump_settings(last)

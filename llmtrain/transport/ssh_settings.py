@@ -11,29 +11,15 @@ from pathlib import Path
 from typing import Any
 
 from llmtrain.config.hosts import Host
+from llmtrain.config.ssh import USER_CONFIG, SshConfig
 from llmtrain.transport.base import TransportError
 
-USER_CONFIG = "~/.ssh/config"
 SYSTEM_CONFIG = Path("/etc/ssh/ssh_config")
 USER_KNOWN_HOSTS = ("~/.ssh/known_hosts", "~/.ssh/known_hosts2")
 SYSTEM_KNOWN_HOSTS = ("/etc/ssh/ssh_known_hosts", "/etc/ssh/ssh_known_hosts2")
 DEFAULT_KEYS = ("~/.ssh/id_ed25519", "~/.ssh/id_ecdsa", "~/.ssh/id_rsa")
 INCLUDE_DEPTH = 16
 """As deep as OpenSSH follows includes."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SshOptions:
-    """What the cluster profile says about all nodes; it wins over the configuration files."""
-
-    user: str = ""
-    port: int | None = None
-    identity_file: str = ""
-    config_file: str = USER_CONFIG
-    connect_timeout: float = 10.0
-    """Seconds for one try; a node that is silent for so long is given up."""
-    retries: int = 3
-    """Further tries after a refusal, which passes quickly and may pass by itself."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,7 +45,7 @@ class SshSettings:
     proxy_command: str = ""
     known_hosts: tuple[Path, ...] = ()
     """The user's files first; the first of them is where a new key belongs."""
-    options: SshOptions = field(default_factory=SshOptions)
+    options: SshConfig = field(default_factory=SshConfig)
 
     def describe(self) -> str:
         """`node3`, with the address where it differs."""
@@ -67,10 +53,10 @@ class SshSettings:
         return self.name if address == self.name else f"{self.name} ({address})"
 
 
-class SshConfig:
+class OpenSshConfig:
     """The user's configuration file, then the system's, as OpenSSH reads them."""
 
-    def __init__(self, options: SshOptions) -> None:
+    def __init__(self, options: SshConfig) -> None:
         self.options = options
         self._parsed = _parse(options.config_file)
 
@@ -100,12 +86,12 @@ class SshConfig:
         meant for it."""
         user, _, rest = jump.strip().removeprefix("ssh://").rpartition("@")
         name, _, port = rest.partition(":") if rest.count(":") == 1 else (rest, "", "")
-        plain = SshOptions(
+        plain = SshConfig(
             config_file=self.options.config_file,
             connect_timeout=self.options.connect_timeout,
             retries=self.options.retries,
         )
-        other = SshConfig.__new__(SshConfig)
+        other = OpenSshConfig.__new__(OpenSshConfig)
         other.options, other._parsed = plain, self._parsed
         return other.settings(Host(name=name, user=user, port=int(port) if port.isdigit() else None))
 
@@ -134,7 +120,7 @@ def _parse(user_config: str) -> Any:
     user = Path(user_config).expanduser()
     chosen = user_config != USER_CONFIG
     if chosen and not user.is_file():
-        raise TransportError(f"{user} does not exist", hint="backend.config_file names it")
+        raise TransportError(f"{user} does not exist", hint="backend.ssh.config_file names it")
     # As with `ssh -F`, a file that somebody chose stands alone.
     for path in (user,) if chosen else (user, SYSTEM_CONFIG):
         if path.is_file():

@@ -192,9 +192,9 @@ def _refused(settings: SshSettings, tried: _Tried, *, cut_off: bool) -> Authenti
     elif tried.offered or any(path.is_file() for path in settings.identity_files):
         key = next((path for path in settings.identity_files if path.is_file()), None)
         chosen = f"-i {shlex.quote(f'{key}.pub')} " if key else ""
-        hint = f"`ssh-copy-id {chosen}{port}{shlex.quote(target)}`, or another user with backend.user"
+        hint = f"`ssh-copy-id {chosen}{port}{shlex.quote(target)}`, or another user with backend.ssh.user"
     elif tried.broken:
-        hint = "backend.identity_file or IdentityFile in ~/.ssh/config has to name a private key"
+        hint = "backend.ssh.identity_file or IdentityFile in ~/.ssh/config has to name a private key"
     else:
         hint = f"`ssh-keygen -t ed25519`, then `ssh-copy-id {port}{shlex.quote(target)}`"
     return AuthenticationError(message, hint=hint)

@@ -2,19 +2,37 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from llmtrain.config.hosts import Host
+from llmtrain.config.ssh import SshConfig
 from llmtrain.transport.ssh import SshTransport
-from llmtrain.transport.ssh_settings import SshConfig, SshOptions
+from llmtrain.transport.ssh_settings import OpenSshConfig
 from tests.support.beds import SshBed, ssh_bed, ssh_beds
 
 __all__ = ["ssh_bed", "ssh_beds"]
 
+LOCAL = ("127.", "::1", "10.77.")
 Connect = Callable[..., SshTransport]
+
+
+@pytest.fixture(autouse=True)
+def _no_network(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As everywhere, but for the bed, whose addresses cannot leave the machine."""
+    connect = socket.socket.connect
+
+    def bed_only(self: socket.socket, address: Any) -> None:
+        host = address[0] if isinstance(address, tuple) else ""
+        if self.family in (socket.AF_INET, socket.AF_INET6) and not host.startswith(LOCAL):
+            raise AssertionError(f"a test tried to reach {address}")
+        connect(self, address)
+
+    monkeypatch.setattr(socket.socket, "connect", bed_only)
 
 
 @pytest.fixture
@@ -40,7 +58,7 @@ def to(bed_home: Path) -> Iterator[Connect]:
     made: list[SshTransport] = []
 
     def connect(name: str, *, user: str = "", port: int | None = None, **options: object) -> SshTransport:
-        config = SshConfig(SshOptions(**options))
+        config = OpenSshConfig(SshConfig(**options))
         made.append(SshTransport(Host(name=name, user=user, port=port), config))
         return made[-1]
 

@@ -45,7 +45,10 @@ HOSTILE = [
     "\t",
     "\x01",
 ]
-ECHO = "import sys; sys.stdout.buffer.write(repr([a.encode('utf-8', 'surrogateescape') for a in sys.argv[1:]]).encode())"
+ECHO = """import sys
+words = [word.encode("utf-8", "surrogateescape") for word in sys.argv[1:]]
+sys.stdout.buffer.write(repr(words).encode())
+"""
 
 
 def test_arguments_arrive_as_they_are_whatever_they_hold(to) -> None:
@@ -186,7 +189,12 @@ def test_secrets_do_not_show_in_the_process_list(to, ssh_bed, tmp_path) -> None:
 
 
 def test_killed_conversation_leaves_nothing(to, ssh_bed, tmp_path) -> None:
-    code = "import signal, time\nfor s in (1, 2, 15): signal.signal(s, signal.SIG_IGN)\nprint('up', flush=True)\ntime.sleep(3600)"
+    code = """import signal, time
+for number in (1, 2, 15):
+    signal.signal(number, signal.SIG_IGN)
+print("up", flush=True)
+time.sleep(3600)
+"""
     channel, lines = talk(to("node1"), [PYTHON, "-c", code], tmp_path)
     assert lines.get(timeout=10) == b"up"
     channel.kill()

@@ -1,0 +1,98 @@
+"""What a node says about itself before ranks start: `python - NONCE_FILE`, with this file as standard input.
+
+Runs on a node that may have nothing but some Python 3, so it imports the standard library only, and of that
+only what is old; annotations are texts. The answer is one JSON object on standard output.
+"""
+
+import json
+import os
+import socket
+import struct
+import sys
+import time
+
+
+def report(nonce_file: str) -> "dict[str, object]":
+    """Everything; what cannot be found out is empty."""
+    return {
+        "host": socket.gethostname(),
+        "boot": text_of("/proc/sys/kernel/random/boot_id"),
+        "machine": text_of("/etc/machine-id"),
+        "executable": sys.executable,
+        "python": "{}.{}.{}".format(*sys.version_info[:3]),
+        "llmtrain": llmtrain(),
+        "torch": version("torch"),
+        "time": time.time(),
+        "addresses": addresses(),
+        # "client port server port": the address that this node was entered by
+        "entered_by": (os.environ.get("SSH_CONNECTION", "").split() + [""] * 4)[2],
+        "nonce": text_of(nonce_file),
+        "writable": is_writable(os.path.dirname(nonce_file)),  # noqa: PTH120 - old Pythons
+        "user": user(),
+    }
+
+
+def text_of(path: str) -> str:
+    """A small file's text, or nothing."""
+    try:
+        with open(path) as file:  # noqa: PTH123 - old Pythons
+            return file.read(4096).strip()
+    except (OSError, ValueError):
+        return ""
+
+
+def llmtrain() -> str:
+    """The version of llmtrain here, or why it cannot be imported."""
+    sys.path = [entry for entry in sys.path if entry]
+    try:
+        import llmtrain
+
+        return str(llmtrain.__version__)
+    except Exception as error:
+        return "{}: {}".format(type(error).__name__, error)  # noqa: UP032
+
+
+def version(name: str) -> str:
+    """Version of an installed distribution, or nothing; importing torch would take seconds."""
+    try:
+        from importlib.metadata import version as installed
+
+        return installed(name)
+    except Exception:
+        return ""
+
+
+def addresses() -> "dict[str, str]":
+    """Interface -> its IPv4 address."""
+    import fcntl
+
+    found = {}
+    probe = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+    for _, name in socket.if_nameindex():
+        try:
+            # SIOCGIFADDR (netdevice(7)); the address stands behind family and port.
+            answer = fcntl.ioctl(probe, 0x8915, struct.pack("256s", name.encode()[:15]))
+            found[name] = socket.inet_ntoa(answer[20:24])
+        except OSError:
+            continue
+    probe.close()
+    return found
+
+
+def is_writable(folder: str) -> bool:
+    """Whether this user may create files below the run directory."""
+    return os.access(folder, os.W_OK | os.X_OK)
+
+
+def user() -> str:
+    """Who we are here."""
+    try:
+        import pwd
+
+        return pwd.getpwuid(os.getuid()).pw_name
+    except Exception:
+        return str(os.getuid())
+
+
+if __name__ == "__main__":
+    print(json.dumps(report(sys.argv[1])))  # noqa: T201

@@ -1,0 +1,225 @@
+"""A list of hosts and no scheduler: the supervisor stays on the launching machine, one SSH channel a node."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import logging
+import os
+import signal
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from functools import partial
+from pathlib import Path
+
+from llmtrain import __version__
+from llmtrain.backends.base import JobHandle, JobState, JobStatus, Node
+from llmtrain.backends.local import start_supervisor
+from llmtrain.backends.preflight import Expected, PreflightError, Report, address_of, problems_of
+from llmtrain.config.cluster import ClusterProfile
+from llmtrain.config.hosts import Host, expand_hosts, read_hostfile
+from llmtrain.config.job import JobSpec
+from llmtrain.config.ssh import SshConfig
+from llmtrain.errors import ConfigError, LlmtrainError, Problem, RunError
+from llmtrain.run.job_file import JobFile
+from llmtrain.run.layout import RunDir
+from llmtrain.transport.base import Transport, TransportError
+from llmtrain.transport.parallel import in_parallel
+from llmtrain.transport.ssh import SshTransport
+from llmtrain.transport.ssh_settings import OpenSshConfig
+
+REPORT_SECONDS = 30.0
+"""For a node to start Python, perhaps from a slow shared folder, and describe itself."""
+RETRY_SECONDS = 10.0
+"""Pauses between tries to connect, in all."""
+SOCKET_VARIABLES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "TP_SOCKET_IFNAME")
+"""Set to the interface of a node's address: left alone, libraries take the first one, or what the host name
+resolves to, which on many systems is the loopback device."""
+
+_log = logging.getLogger(__name__)
+
+
+class SshBackend:
+    """Runs on hosts that can be reached by `ssh NAME`. Raises ConfigError for a bad hostfile."""
+
+    def __init__(self, cluster: ClusterProfile) -> None:
+        self._cluster = cluster
+        self._ssh = cluster.backend.ssh or SshConfig()
+        self._hosts = {host.name: host for host in _hosts(cluster)[: cluster.nodes]}
+        self._config = OpenSshConfig(self._ssh)
+        self._warm: dict[str, SshTransport] = {}
+        """Connections that looking at the nodes has left open; handed out once."""
+
+    # ---- where the user types
+    def check(self, spec: JobSpec, run: RunDir) -> Sequence[Problem]:
+        """Connect to all nodes and compare what they have. Raises PreflightError when too few are fit."""
+        try:
+            self._fit_nodes(spec, run.path.parent)
+        finally:
+            self._cool_down()
+        return ()
+
+    def submit(self, run: RunDir, job: JobFile) -> JobHandle:
+        """Start the supervisor on this machine, in a session of its own."""
+        return start_supervisor(run, backend="ssh")
+
+    def poll(self, handle: JobHandle) -> JobStatus:
+        """Whether the supervisor process runs; how it ended is in the run's record."""
+        try:
+            os.kill(int(handle.id), 0)
+        except ProcessLookupError:
+            return JobStatus(state=JobState.UNKNOWN, raw="gone")
+        return JobStatus(state=JobState.RUNNING, raw="running")
+
+    def cancel(self, handle: JobHandle) -> None:
+        """SIGTERM to the supervisor."""
+        with suppress(ProcessLookupError):
+            os.kill(int(handle.id), signal.SIGTERM)
+
+    # ---- in the supervisor
+    def nodes(self, spec: JobSpec, run: RunDir) -> Sequence[Node]:
+        """Nodes that are fit, in the order of the list. Raises PreflightError when they are too few."""
+        reports = self._fit_nodes(spec, run.path)
+        interface = self._interface
+        nodes = []
+        for name, report in reports.items():
+            address, device = address_of(report, interface)
+            environment = dict.fromkeys(SOCKET_VARIABLES, device) if device else {}
+            nodes.append(Node(name=name, address=address, environment=environment))
+        return nodes
+
+    def transport(self, node: Node) -> Transport:
+        """A connection to the node."""
+        warm = self._warm.pop(node.name, None)
+        return warm if warm is not None else self._transport(node.name)
+
+    def agent_python(self, node: Node) -> str:
+        """The interpreter of the profile, by default the path of this one."""
+        return self._cluster.backend.python or sys.executable
+
+    # ---- looking at the nodes
+    @property
+    def _interface(self) -> str:
+        return self._cluster.inter_node.interface if self._cluster.inter_node else ""
+
+    def _transport(self, name: str) -> SshTransport:
+        return SshTransport(self._hosts[name], self._config)
+
+    def _fit_nodes(self, spec: JobSpec, folder: Path) -> dict[str, Report]:
+        """Reports of the nodes that are fit; the others are named in the log while enough are left."""
+        needed = spec.cluster.nodes - spec.cluster.spares
+        with _nonce(folder) as (file, nonce):
+            reports, failed = self._look_at_all(file)
+        expected = Expected(
+            llmtrain=__version__,
+            folder=str(folder),
+            nonce=nonce,
+            interface=self._interface,
+            several=needed > 1,
+        )
+        unfit = problems_of(reports, expected)
+        problems = [*_problems_of_unreachable(failed), *(each for found in unfit.values() for each in found)]
+        fit = {name: report for name, report in reports.items() if name not in unfit}
+        if len(fit) < needed:
+            self._cool_down()
+            raise PreflightError([*problems, *_summary(len(fit), needed, len(self._hosts))])
+        for problem in problems:
+            _log.warning("left out: %s", problem.text())
+        return fit
+
+    def _look_at_all(self, nonce: Path) -> tuple[dict[str, Report], Mapping[str, LlmtrainError]]:
+        seconds = self._ssh.connect_timeout + RETRY_SECONDS + REPORT_SECONDS
+        work = {name: partial(self._look_at, name, nonce) for name in self._hosts}
+        return in_parallel(work, seconds=seconds)
+
+    def _look_at(self, name: str, nonce: Path) -> Report:
+        transport = self._transport(name)
+        try:
+            transport.connect()
+            report = _ask(transport, name, self.agent_python(Node(name=name, address="")), nonce)
+        except BaseException:
+            transport.close()
+            raise
+        self._warm[name] = transport
+        return report
+
+    def _cool_down(self) -> None:
+        while self._warm:
+            self._warm.popitem()[1].close()
+
+
+def _hosts(cluster: ClusterProfile) -> list[Host]:
+    """Hosts of the profile or of its hostfile. Raises ConfigError."""
+    ssh = cluster.backend.ssh or SshConfig()
+    if not ssh.hostfile:
+        hosts, problems = expand_hosts(ssh.hosts, "backend.ssh.hosts")
+    else:
+        try:
+            text = Path(ssh.hostfile).expanduser().read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            message = f"the hostfile cannot be read: {getattr(error, 'strerror', None) or error}"
+            raise ConfigError([Problem(ssh.hostfile, message, "backend.ssh.hostfile names it")]) from error
+        hosts, problems = read_hostfile(text, ssh.hostfile)
+    if not problems and len(hosts) < cluster.nodes:
+        message = f"nodes = {cluster.nodes}, but {len(hosts)} are named"
+        problems = [Problem(ssh.hostfile or "backend.ssh.hosts", message, f"set nodes to {len(hosts)}")]
+    for host in hosts:
+        if host.slots is not None and host.slots != cluster.gpus_per_node:
+            message = f"`{host.name}` has slots={host.slots}, but gpus_per_node is {cluster.gpus_per_node}"
+            problems.append(Problem(host.where, message, "all nodes run the same number of ranks"))
+    if problems:
+        raise ConfigError(problems)
+    return hosts
+
+
+@contextmanager
+def _nonce(folder: Path) -> Iterator[tuple[Path, str]]:
+    """A file in a folder that proves that others see the same folder. Raises RunError."""
+    text = os.urandom(16).hex()
+    file = folder / f".llmtrain-{text[:8]}"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        file.write_text(text, encoding="ascii")
+    except OSError as error:
+        message = f"cannot be written here: {(error.strerror or str(error)).lower()}"
+        raise RunError(message, where=str(folder), hint="storage.path or --run-dir names it") from error
+    try:
+        yield file, text
+    finally:
+        with suppress(OSError):
+            file.unlink()
+
+
+def _ask(transport: SshTransport, name: str, python: str, nonce: Path) -> Report:
+    """What a node says about itself. Raises TransportError."""
+    source = Path(__file__).with_name("node_report.py").read_bytes()
+    began = time.time()
+    try:
+        done = transport.run([python, "-", str(nonce)], timeout=REPORT_SECONDS, stdin=source)
+    except TransportError as error:
+        hint = "an interpreter that has llmtrain on every node: backend.python"
+        raise TransportError(str(error), hint=error.problems[0].hint or hint) from error
+    took = time.time() - began
+    try:
+        if done.exit_code:
+            raise ValueError
+        raw = json.loads(done.stdout.splitlines()[-1])
+        fields = {field.name for field in dataclasses.fields(Report)}
+        known = {key: value for key, value in raw.items() if key in fields}
+        return Report(**known, seen_at=began + took / 2, uncertainty=took / 2)
+    except (ValueError, IndexError, TypeError, AttributeError) as error:
+        words = done.stderr.decode("utf-8", "replace").strip().splitlines()
+        raise TransportError(
+            f"{name}: `{python}` does not run: {words[-1] if words else f'exit code {done.exit_code}'}",
+            hint="an interpreter that has llmtrain on every node: backend.python",
+        ) from error
+
+
+def _problems_of_unreachable(failed: Mapping[str, LlmtrainError]) -> list[Problem]:
+    return [problem for error in failed.values() for problem in error.problems]
+
+
+def _summary(fit: int, needed: int, named: int) -> list[Problem]:
+    return [Problem("", f"{fit} of {named} nodes are fit to start, {needed} are needed")]
