@@ -14,8 +14,8 @@ from llmtrain.cli import console
 from llmtrain.cli.options import Json
 
 if TYPE_CHECKING:
-    from llmtrain.corpus.prepare import Progress
     from llmtrain.corpus.prepared import PreparedCorpus
+    from llmtrain.corpus.progress import Progress
 
 _HELP = "Prepare a corpus for training, and look at prepared ones."
 _EVERY = 5.0
@@ -33,7 +33,10 @@ def register(app: typer.Typer) -> None:
 def _prepare(
     sources: Annotated[
         list[str],
-        typer.Argument(metavar="SOURCE...", help="`python-stdlib`, text or jsonl files, or folders of them."),
+        typer.Argument(
+            metavar="SOURCE...",
+            help="`python-stdlib`, text or jsonl files, folders, or a Megatron-LM prefix.",
+        ),
     ],
     out: Annotated[Path, typer.Option("--out", metavar="DIR", help="Folder to write; must not exist.")],
     tokenizer: Annotated[
@@ -88,19 +91,19 @@ def reporter() -> Callable[[Progress], None]:
     seconds."""
     live = sys.stderr.isatty()
     told = {"at": time.monotonic()}
-    waiting = {
+    phases = {
         "wait": "another process prepares this corpus; waiting for it",
         "digest": "reading the sources",
+        "tokenise": "tokenising",
         "merge": "writing the token files",
+        "check": "checking",
     }
 
     def report(step: Progress) -> None:
         now = time.monotonic()
-        if step.phase == "tokenise":
-            share = step.done / step.total if step.total else 1.0
-            text = f"tokenising: {share:4.0%} of {step.total / 1e6:,.1f} MB"
-        else:
-            text = waiting[step.phase]
+        text = phases[step.phase]
+        if step.total:
+            text += f": {step.done / step.total:4.0%} of {step.total / 1e6:,.1f} MB"
         if live:
             sys.stderr.write(f"\r\x1b[K{text}" if step.phase != "merge" else "\r\x1b[K")
             sys.stderr.flush()

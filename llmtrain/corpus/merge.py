@@ -30,12 +30,11 @@ def merge_split(work: Path, folder: Path, split: str, parts: Sequence[PartResult
     lengths = [part_file(work, number, split, "len") for number in range(len(parts))]
     with data.with_suffix(".idx").open("wb") as stream:
         writer = _DigestingWriter(stream)
-        sequences, documents = write_index(writer, lengths, dtype)
+        documents = write_index(writer, lengths, dtype)
         idx_sha256 = writer.finish()
     return SplitInfo(
         tokens=sum(part.tokens[split] for part in parts),
         documents=documents,
-        sequences=sequences,
         dtype=dtype,
         max_token=max((part.max_token[split] for part in parts), default=-1),
         bin_sha256=bin_sha256,
@@ -61,8 +60,8 @@ class _DigestingWriter:
         return self.digest.hexdigest()
 
 
-def write_index(writer: _DigestingWriter, lengths: Sequence[Path], dtype: str) -> tuple[int, int]:
-    """Write an index over files of signed lengths; return the numbers of sequences and of documents."""
+def write_index(writer: _DigestingWriter, lengths: Sequence[Path], dtype: str) -> int:
+    """Write an index over files of signed lengths; return the number of documents."""
     sequences = documents = 0
     for block in _blocks(lengths):
         sequences += len(block)
@@ -81,7 +80,7 @@ def write_index(writer: _DigestingWriter, lengths: Sequence[Path], dtype: str) -
     for block in _blocks(lengths):
         writer.write((first + 1 + np.flatnonzero(block < 0)).astype("<i8").tobytes())
         first += len(block)
-    return sequences, documents
+    return documents
 
 
 def _blocks(lengths: Sequence[Path]) -> Iterator[NDArray[np.int64]]:

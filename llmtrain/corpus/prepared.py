@@ -50,12 +50,16 @@ class SplitInfo:
 
     tokens: int
     documents: int
-    sequences: int
     dtype: str
     max_token: int
     """Largest token id; -1 when there is none."""
     bin_sha256: str
+    """Of the whole file, also when this split is a part of it."""
     idx_sha256: str
+    prefix: str = ""
+    """Absolute path, without suffix, of a corpus that is used where it lies; "": in this folder."""
+    first_document: int = 0
+    """First document of the file that belongs to this split."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,17 +123,16 @@ class PreparedCorpus:
 
     def verify(self) -> None:
         """Read everything and compare with the manifest's digests; raises CorpusError."""
-        for split, info in ((self.train, self.manifest.train), (self.validation, self.manifest.validation)):
-            for path, digest in (
-                (split.path, info.bin_sha256),
-                (split.path.with_suffix(".idx"), info.idx_sha256),
-            ):
-                if file_sha256(path) != digest:
-                    raise CorpusError(
-                        "is damaged: its SHA-256 is not the manifest's",
-                        where=str(path),
-                        hint="prepare the corpus again",
-                    )
+        splits = ((self.train, self.manifest.train), (self.validation, self.manifest.validation))
+        digests = {tokens.path: info.bin_sha256 for tokens, info in splits}
+        digests |= {tokens.path.with_suffix(".idx"): info.idx_sha256 for tokens, info in splits}
+        for path, digest in digests.items():
+            if file_sha256(path) != digest:
+                raise CorpusError(
+                    "is damaged: its SHA-256 is not the manifest's",
+                    where=str(path),
+                    hint="prepare the corpus again",
+                )
 
 
 def is_prepared(folder: Path) -> bool:
@@ -187,6 +190,8 @@ def corpus_digest(manifest: CorpusManifest) -> str:
     tokenizer = to_json(manifest.tokenizer)
     del tokenizer["name"]
     splits = {name: to_json(getattr(manifest, name)) for name in (TRAIN, VALIDATION)}
+    for split in splits.values():
+        del split["prefix"]
     return _sha256({"tokenizer": tokenizer, **splits})
 
 
@@ -203,8 +208,10 @@ def file_sha256(path: Path) -> str:
 
 
 def _open_split(folder: Path, name: str, info: SplitInfo) -> TokenFile:
-    tokens = TokenFile.open(folder / name)
-    if (tokens.tokens, tokens.documents, tokens.dtype.name) != (info.tokens, info.documents, info.dtype):
+    path = Path(info.prefix) if info.prefix else folder / name
+    tokens = TokenFile.open(path, info.first_document, info.documents)
+    stored = tokens.documents if info.prefix else tokens.head.documents
+    if (tokens.tokens, stored, tokens.dtype.name) != (info.tokens, info.documents, info.dtype):
         tokens.close()
         raise CorpusError(
             "does not match corpus.json: tokens, documents or dtype differ", where=str(tokens.path)

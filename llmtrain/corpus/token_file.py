@@ -43,35 +43,45 @@ def token_dtype(vocab: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class TokenFile:
-    """An open token file; reads are positional, so that threads may share it."""
+    """An open token file, or some consecutive documents of one; reads are positional: threads may share
+    it."""
 
     path: Path
     """The `.bin` file."""
     dtype: np.dtype[Any]
     tokens: int
-    sequences: int
     documents: int
+    first_token: int
+    first_document: int
+    head: IndexHead
     descriptor: int
 
     @staticmethod
-    def open(path: Path) -> TokenFile:
+    def open(path: Path, first_document: int = 0, documents: int | None = None) -> TokenFile:
         """Open `NAME.bin` (or `NAME`, without suffix) and check magic, version, dtype and both lengths.
 
-        Raises CorpusError that names the file and the fault. The tokens themselves are not read.
+        With `first_document` and `documents` only those are seen. Raises CorpusError that names the file and
+        the fault. The tokens themselves are not read.
         """
-        data = path if path.suffix == ".bin" else path.with_name(path.name + ".bin")
-        index = data.with_suffix(".idx")
-        dtype, sequences, documents, tokens = _read_head(index)
+        data, index = token_paths(path)
+        head = read_head(index)
+        count = head.documents - first_document if documents is None else documents
+        if not 0 <= first_document <= first_document + count <= head.documents:
+            raise CorpusError(
+                f"holds {head.documents} documents, not {first_document} + {count}", where=str(index)
+            )
+        whole = count == head.documents
+        first, end = (0, head.tokens) if whole else document_range(index, head, first_document, count)
         descriptor = _open(data)
         size = os.fstat(descriptor).st_size
-        if size != tokens * dtype.itemsize:
+        if size != head.tokens * head.dtype.itemsize:
             os.close(descriptor)
             raise CorpusError(
-                f"has {size} bytes, its index says {tokens * dtype.itemsize}: it is not whole",
+                f"has {size} bytes, its index says {head.tokens * head.dtype.itemsize}: it is not whole",
                 where=str(data),
                 hint="prepare the corpus again",
             )
-        return TokenFile(data, dtype, tokens, sequences, documents, descriptor)
+        return TokenFile(data, head.dtype, end - first, count, first, first_document, head, descriptor)
 
     def close(self) -> None:
         """Close the file; it cannot be read any more."""
@@ -93,7 +103,8 @@ class TokenFile:
 
     def read(self, first: int, count: int) -> NDArray[Any]:
         """Return `count` tokens from position `first` in the file's own dtype; raises CorpusError."""
-        begin, size = first * self.dtype.itemsize, count * self.dtype.itemsize
+        begin = (self.first_token + first) * self.dtype.itemsize
+        size = count * self.dtype.itemsize
         wait = FIRST_WAIT
         for tried in range(1, READ_TRIES + 1):
             try:
@@ -114,20 +125,60 @@ class TokenFile:
         return np.frombuffer(content, self.dtype)
 
     def document_bounds(self) -> NDArray[np.int64]:
-        """Token positions [documents + 1] at which documents begin, and the end; read whole: 8 bytes a
-        document."""
-        index, count = self.path.with_suffix(".idx"), self.sequences
-        pointers = np.fromfile(index, "<i8", count, offset=HEAD.size + 4 * count)
-        bounds = np.fromfile(index, "<i8", self.documents + 1, offset=HEAD.size + 12 * count)
-        starts = np.append(pointers // self.dtype.itemsize, self.tokens).astype(np.int64)
-        if len(bounds) != self.documents + 1 or bool(np.any((bounds < 0) | (bounds > count))):
+        """Token positions [documents + 1] at which documents begin, and the end; 8 bytes a document and
+        more."""
+        index, sequences = self.path.with_suffix(".idx"), self.head.sequences
+        place = HEAD.size + 12 * sequences + 8 * self.first_document
+        bounds = np.fromfile(index, "<i8", self.documents + 1, offset=place)
+        if len(bounds) != self.documents + 1 or bool(np.any((bounds < 0) | (bounds > sequences))):
             raise CorpusError("has document bounds outside its sequences", where=str(index))
-        found: NDArray[np.int64] = starts[bounds]
+        pointers = np.fromfile(index, "<i8", sequences, offset=HEAD.size + 4 * sequences)
+        starts = np.append(pointers // self.dtype.itemsize, self.head.tokens).astype(np.int64)
+        found: NDArray[np.int64] = starts[bounds] - self.first_token
         return found
 
 
-def _read_head(index: Path) -> tuple[np.dtype[Any], int, int, int]:
-    """Return (dtype, sequences, documents, tokens) of an index whose length is right."""
+@dataclass(frozen=True, slots=True)
+class IndexHead:
+    """What the first bytes of an index and its length say."""
+
+    dtype: np.dtype[Any]
+    sequences: int
+    documents: int
+    tokens: int
+
+
+def token_paths(path: Path) -> tuple[Path, Path]:
+    """Data and index file of `NAME`, `NAME.bin` or `NAME.idx`."""
+    prefix = path.with_suffix("") if path.suffix in (".bin", ".idx") else path
+    return prefix.with_name(prefix.name + ".bin"), prefix.with_name(prefix.name + ".idx")
+
+
+def document_range(index: Path, head: IndexHead, first: int, count: int) -> tuple[int, int]:
+    """Token positions [begin, end) of some consecutive documents; raises CorpusError."""
+    found: list[int] = []
+    descriptor = _open(index)
+    try:
+        for document in (first, first + count):
+            place = HEAD.size + 12 * head.sequences + 8 * document
+            (sequence,) = struct.unpack("<q", os.pread(descriptor, 8, place))
+            if not 0 <= sequence <= head.sequences:
+                raise CorpusError("has document bounds outside its sequences", where=str(index))
+            if sequence == head.sequences:
+                found.append(head.tokens)
+                continue
+            place = HEAD.size + 4 * head.sequences + 8 * sequence
+            (pointer,) = struct.unpack("<q", os.pread(descriptor, 8, place))
+            found.append(pointer // head.dtype.itemsize)
+    finally:
+        os.close(descriptor)
+    if not 0 <= found[0] <= found[1] <= head.tokens:
+        raise CorpusError("has documents that are not one after the other", where=str(index))
+    return found[0], found[1]
+
+
+def read_head(index: Path) -> IndexHead:
+    """Check an index's magic, version, dtype and length; raises CorpusError."""
     descriptor = _open(index)
     try:
         size = os.fstat(descriptor).st_size
@@ -146,7 +197,8 @@ def _read_head(index: Path) -> tuple[np.dtype[Any], int, int, int]:
         ):  # Megatron-LM may append one byte a sequence: its mode
             raise CorpusError(f"has {size} bytes instead of {expected}: it was cut off", where=str(index))
         dtype = np.dtype(DTYPES[code])
-        return dtype, sequences, max(0, bounds - 1), _tokens(descriptor, index, sequences, dtype.itemsize)
+        tokens = _tokens(descriptor, index, sequences, dtype.itemsize)
+        return IndexHead(dtype, sequences, max(0, bounds - 1), tokens)
     finally:
         os.close(descriptor)
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import time
 
 from llmtrain.config.recipe import Recipe
-from llmtrain.corpus.prepare import Progress, prepare
+from llmtrain.corpus.prepare import prepare
 from llmtrain.corpus.prepared import open_prepared
+from llmtrain.corpus.progress import Progress
 from llmtrain.events.schema import Notice
 from llmtrain.events.writer import EventWriter
 from llmtrain.run.data_file import DataFile, read_data_file, write_data_file

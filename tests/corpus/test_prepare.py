@@ -366,7 +366,7 @@ def edit_manifest(folder, change):
         (lambda f: os.truncate(f / "train.bin", 100), "has 100 bytes, its index says"),
         (lambda f: (f / "validation.idx").unlink(), "validation.idx: missing"),
         (lambda f: [(f / f"train{s}").write_bytes((f / f"validation{s}").read_bytes()) for s in SUFFIXES],
-         "does not match corpus.json"),
+         "holds 30 documents, not 0 + 270"),
     ],
 )  # fmt: skip
 def test_a_damaged_corpus_is_named(tmp_path, jsonl, damage, message):

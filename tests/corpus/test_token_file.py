@@ -63,7 +63,7 @@ def prefix(tmp_path):
 
 def test_windows_share_one_token_with_their_neighbour(prefix):
     tokens = TokenFile.open(prefix)
-    assert (tokens.tokens, tokens.documents, tokens.sequences) == (10, 3, 4)
+    assert (tokens.tokens, tokens.documents, tokens.head.sequences) == (10, 3, 4)
     assert tokens.windows(3) == 3
     found = [tokens.window(index, 3).tolist() for index in range(3)]
     assert found == [[5, 6, 7, 8], [8, 9, 10, 11], [11, 12, 13, 14]]
@@ -199,3 +199,35 @@ def test_the_smallest_dtype_is_chosen(vocab, dtype):
 def test_a_vocabulary_that_cannot_be_stored(vocab):
     with pytest.raises(ValueError, match="cannot be stored"):
         token_dtype(vocab)
+
+
+@pytest.mark.parametrize(
+    ("first", "count", "expected", "bounds"),
+    [
+        (0, 1, [5, 6, 7], [0, 3]),
+        (1, 2, [8, 9, 10, 11, 12, 13, 14], [0, 5, 7]),
+        (2, 1, [13, 14], [0, 2]),
+        (3, 0, [], [0]),
+    ],
+)
+def test_a_view_of_some_documents(prefix, first, count, expected, bounds):
+    view = TokenFile.open(prefix, first, count)
+    assert view.tokens == len(expected)
+    assert view.read(0, view.tokens).tolist() == expected
+    assert view.document_bounds().tolist() == bounds
+    if len(expected) > 3:
+        assert view.window(1, 2).tolist() == expected[2:5]
+
+
+@pytest.mark.parametrize("suffix", ["", ".bin", ".idx"])
+def test_a_name_with_dots_and_any_suffix(tmp_path, suffix):
+    for name in ("bin", "idx"):
+        write_megatron(tmp_path / "x", DOCUMENTS).with_suffix(f".{name}").rename(
+            tmp_path / f"my.v1.text.{name}"
+        )
+    assert TokenFile.open(tmp_path / f"my.v1.text{suffix}").tokens == 10
+
+
+def test_more_documents_than_there_are(prefix):
+    with pytest.raises(CorpusError, match=r"holds 3 documents, not 1 \+ 3"):
+        TokenFile.open(prefix, 1, 3)
