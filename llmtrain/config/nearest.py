@@ -65,6 +65,9 @@ SYNONYMS: dict[str, str] = {
     "interconnect": "inter_node",
     "scheduler": "backend",
     "env": "environment",
+    "ib": "ib_hdr",
+    "infiniband": "ib_hdr",
+    "ethernet": "tcp",
 }
 """What other tools call a key -> its name here."""
 

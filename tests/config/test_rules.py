@@ -30,7 +30,9 @@ def read(case: Case) -> tuple[Loaded, Loaded]:
 def test_every_rule_has_a_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     silent: dict[str, Rule] = {
-        entry.check.__name__: entry for entry in (*RECIPE_RULES, *CLUSTER_RULES, *JOB_RULES)
+        entry.check.__name__: entry
+        for entry in (*RECIPE_RULES, *CLUSTER_RULES, *JOB_RULES)
+        if entry.check.__module__.endswith((".recipe_rules", ".cluster_rules", ".job_rules"))
     }
     for case in CASES:
         case.write(tmp_path)

@@ -1,0 +1,64 @@
+"""The budget of the commands that people wait for: CPU time, and modules that must stay out."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+BUDGET = 0.25
+"""CPU seconds, user and system, on a machine that does nothing else."""
+REFERENCE = 0.06
+"""CPU seconds of `import typer` on such a machine; other work on shared cores makes both cost more."""
+HEAVY = ("torch", "paramiko", "pynvml", "numpy", "pydantic")
+
+COMMANDS = [
+    ["--help"],
+    ["--version"],
+    ["recipes"],
+    ["profiles", "check", "a100-32x8"],
+    ["plan", "tiny"],
+    ["plan", "tiny", "--json"],
+    ["plan", "gpt-175b", "--cluster", "a100-32x8", "--json"],
+]
+
+
+def cpu_seconds(arguments: list[str], folder: Path) -> float:
+    """User and system time of one Python process."""
+    process = subprocess.Popen(
+        [sys.executable, *arguments], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, cwd=folder
+    )
+    _, status, usage = os.wait4(process.pid, 0)
+    process.returncode = os.waitstatus_to_exitcode(status)
+    assert process.returncode == 0
+    return usage.ru_utime + usage.ru_stime
+
+
+@pytest.mark.parametrize("arguments", COMMANDS, ids=" ".join)
+def test_cpu_budget(arguments: list[str], tmp_path: Path) -> None:
+    """The smallest of several runs, each beside a run of the reference."""
+    pairs = [
+        (cpu_seconds(["-c", "import typer"], tmp_path), cpu_seconds(["-m", "llmtrain", *arguments], tmp_path))
+        for _ in range(3)
+    ]
+    load = max(1.0, min(reference for reference, _ in pairs) / REFERENCE)
+    best = min(seconds for _, seconds in pairs)
+    assert best < BUDGET * load, f"llmtrain {' '.join(arguments)} used {best:.3f} s of CPU at load {load:.2f}"
+
+
+@pytest.mark.parametrize("arguments", COMMANDS, ids=" ".join)
+def test_heavy_modules_stay_out(arguments: list[str], tmp_path: Path) -> None:
+    code = (
+        "import sys\n"
+        "from llmtrain.cli.main import run\n"
+        f"status = run({arguments!r})\n"
+        f"loaded = [name for name in {HEAVY!r} if name in sys.modules]\n"
+        "sys.exit(f'loaded {loaded}' if loaded else status)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path, timeout=60, check=False
+    )
+    assert (done.returncode, "loaded" in done.stderr) == (0, False), done.stderr
