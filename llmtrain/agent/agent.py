@@ -21,6 +21,7 @@ import psutil
 from llmtrain import __version__
 from llmtrain.agent import messages
 from llmtrain.agent.deathsig import adopt_orphans, die_with_parent
+from llmtrain.agent.door import Door, knock
 from llmtrain.agent.link import Link
 from llmtrain.agent.ranks import RankProcess, Ranks, failures_in_log, last_lines, tail_bytes, tree_of
 from llmtrain.agent.relay import Relay
@@ -37,6 +38,8 @@ EXIT_CODE_SECONDS = 0.5
 """Longest wait for torchrun's word on the exit code of a rank that it collected before we could look."""
 ORPHAN_SECONDS = 0.5
 """How long ranks may outlive their torchrun before they count as orphans."""
+TORCHRUN_SECONDS = 10.0
+"""How long torchrun may take to leave after its last rank left in order; it waits for its peers' ranks."""
 REPORTED_LINES = 20
 
 
@@ -51,6 +54,7 @@ class Agent:
         self.start: messages.Start | None = None
         self.script: subprocess.Popen[bytes] | None = None
         self.stage = "idle"
+        self._door = Door()
         self._selector = selectors.DefaultSelector()
         self._selector.register(link.incoming, selectors.EVENT_READ, None)
         self._unexplained: list[tuple[RankProcess, float]] = []
@@ -59,6 +63,7 @@ class Agent:
         self._signals = 0
         self._failed = False
         self._script_end = float("inf")
+        self._ranks_gone = time.monotonic()
 
     def run(self) -> int:
         """Serve until everything has ended; 0 when nothing was left behind."""
@@ -84,7 +89,9 @@ class Agent:
                 alive = tuple(sorted(process.rank for process in self.ranks.alive.values()))
                 self.link.send(messages.Alive(ranks=alive, stage=self.stage))
             case messages.PickPort():
-                self.link.send(messages.Port(port=_free_port()))
+                self.link.send(messages.Port(port=self._door.open()))
+            case messages.Reach(address=address, port=port):
+                self.link.send(messages.Reached(error=knock(address, port)))
             case messages.Start() if self.script is None and self.stage == "idle":
                 self._begin(message)
             case messages.Stop(grace=grace):
@@ -93,6 +100,7 @@ class Agent:
                 self.ranks.dump_stacks()
 
     def _begin(self, start: messages.Start) -> None:
+        self._door.close()
         swept = sweep(self.run_dir.path, older_than=start.attempt)
         if swept.killed:
             self.link.send(messages.Note(message=f"killed leftovers of an earlier attempt: {swept.killed}"))
@@ -156,7 +164,9 @@ class Agent:
             self._leave(0.0)
         if self.script is not None:
             self._look_at_ranks(self.script, now)
-        if self.stage == "leaving" and (self.script is None or now >= self._deadline or self._is_pointless()):
+        if self.stage == "leaving" and (
+            self.script is None or now >= self._deadline or self._is_pointless(now)
+        ):
             self.stage = "gone"
         if now - self._sampled > SAMPLE_SECONDS:
             self._sample(now)
@@ -229,9 +239,16 @@ class Agent:
                 unseen = RankProcess(rank=rank, pid=failure.pid, pidfd=None)
                 self._report_end(unseen, failure.exit_code)
 
-    def _is_pointless(self) -> bool:
-        """Whether waiting longer cannot save anything: no rank runs, or one died, so that the others hang."""
-        return not self.ranks.alive or self._failed
+    def _is_pointless(self, now: float) -> bool:
+        """Whether waiting longer cannot save anything.
+
+        A rank that died leaves its peers hanging. Once all ranks have left in order, only torchrun's own end is
+        awaited, since its exit code says whether they did.
+        """
+        if self.ranks.alive:
+            self._ranks_gone = now
+            return self._failed
+        return self._failed or not self.ranks.known or now - self._ranks_gone > TORCHRUN_SECONDS
 
     def _finish(self, exit_code: int, now: float) -> None:
         self._explain(now + EXIT_CODE_SECONDS)
@@ -295,15 +312,6 @@ def _is_zombie(process: psutil.Process) -> bool:
         return process.status() == psutil.STATUS_ZOMBIE
     except psutil.Error:
         return True
-
-
-def _free_port() -> int:
-    """A port that was free a moment ago. Of the answers of many attempts nearly all differ, since the kernel
-    hands out ephemeral ports at random."""
-    with socket.socket() as probe:
-        probe.bind(("", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 def agent_main(run_dir: Path, attempt: int, node: int) -> int:

@@ -29,6 +29,8 @@ def quoted(value: Any) -> str:
     """One shell word for a text or an integer; raises TypeError for anything else."""
     if isinstance(value, Plain):
         return value
+    if isinstance(value, jinja2.StrictUndefined):
+        str(value)  # raises UndefinedError, which names what is missing
     if isinstance(value, bool) or not isinstance(value, str | int):
         raise TypeError(f"a template may put out texts and integers, not {value!r}")
     text = str(value)

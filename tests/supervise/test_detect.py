@@ -46,9 +46,7 @@ class Story:
         return self
 
     def tell(self, rank: int, payload: schema.Payload) -> None:
-        event = Event(
-            time=self.now, run="r", attempt=1, source="rank", rank=rank, seq=0, payload=payload
-        )
+        event = Event(time=self.now, run="r", attempt=1, source="rank", rank=rank, seq=0, payload=payload)
         self.say(rank // 2, messages.Relayed(line=encode_line(event).decode().strip()))
 
     def end(self, rank: int, code: int | None, *, asked: bool = False, lines: tuple[str, ...] = ()) -> None:
@@ -178,9 +176,7 @@ def supervisor_was_suspended(story: Story) -> None:
 
 
 def rank_of_an_older_attempt_speaks(story: Story) -> None:
-    event = Event(
-        time=1.0, run="r", attempt=0, source="rank", rank=0, seq=0, payload=failed("user_code")
-    )
+    event = Event(time=1.0, run="r", attempt=0, source="rank", rank=0, seq=0, payload=failed("user_code"))
     story.say(0, messages.Relayed(line=encode_line(event).decode()))
 
 

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import threading
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -120,10 +121,8 @@ def test_of_many_candidates_exactly_one_wins(run: RunDir) -> None:
 
     def compete() -> None:
         barrier.wait()
-        try:
+        with suppress(UsageError):
             results.append(acquire(run).token)
-        except UsageError:
-            pass
 
     threads = [threading.Thread(target=compete) for _ in range(16)]
     for thread in threads:

@@ -98,16 +98,15 @@ def test_decision(end: AttemptEnd, past: History, action: str, status: int) -> N
 )
 def test_same_user_error_twice_is_hopeless(errors: tuple[str, ...], first: int, action: str) -> None:
     end = dead(message=errors[-1], error_class="user_code")
-    past = History(
-        attempts=attempts(*(range(5, 5 + len(errors))), errors=errors), first_of_session=first
-    )
+    past = History(attempts=attempts(*(range(5, 5 + len(errors))), errors=errors), first_of_session=first)
     decision = decide(end, past, BUDGET)
     assert decision.action == action
     assert decision.exit_status == (ExitStatus.FAILED if action == "give_up" else ExitStatus.DONE)
 
 
 @pytest.mark.parametrize(
-    ("nodes", "share", "losable"), [(32, 0.2, 6), (10, 0.2, 2), (5, 0.2, 1), (4, 0.2, 0), (1, 0.2, 0), (10, 0.3, 3)]
+    ("nodes", "share", "losable"),
+    [(32, 0.2, 6), (10, 0.2, 2), (5, 0.2, 1), (4, 0.2, 0), (1, 0.2, 0), (10, 0.3, 3)],
 )
 def test_node_budget_is_a_floor_without_rounding_error(nodes: int, share: float, losable: int) -> None:
     assert Budget(nodes=nodes, node_loss=share, restarts_without_progress=3).losable_nodes == losable
@@ -115,7 +114,9 @@ def test_node_budget_is_a_floor_without_rounding_error(nodes: int, share: float,
 
 def test_back_off_doubles_without_progress_and_is_none_after_progress() -> None:
     def delay(*reached: int) -> float:
-        return decide(dead(), history(*reached), Budget(nodes=1, node_loss=1.0, restarts_without_progress=99)).delay
+        return decide(
+            dead(), history(*reached), Budget(nodes=1, node_loss=1.0, restarts_without_progress=99)
+        ).delay
 
     assert delay(5) == 0.0
     assert [delay(*[0] * count) for count in range(1, 5)] == [1.0, 2.0, 4.0, 8.0]
@@ -134,7 +135,9 @@ def test_reasons_say_what_happened() -> None:
 
 
 def test_count_of_restarts_without_progress() -> None:
-    assert [restarts_without_progress(history(*past)) for past in ((), (0,), (0, 0), (3, 3, 3), (3, 3, 4))] == [
+    assert [
+        restarts_without_progress(history(*past)) for past in ((), (0,), (0, 0), (3, 3, 3), (3, 3, 4))
+    ] == [
         0,
         0,
         1,

@@ -141,7 +141,11 @@ def test_second_supervisor_is_refused(make: Callable[..., RunDir]) -> None:
     supervisor = runs.supervise(run)
     runs.wait_for(lambda: runs.step_reached(run, 1), what="step 1")
     second = subprocess.run(
-        [sys.executable, "-m", "llmtrain.supervise", str(run.path)], capture_output=True, text=True, timeout=20
+        [sys.executable, "-m", "llmtrain.supervise", str(run.path)],
+        capture_output=True,
+        text=True,
+        timeout=20,
+        check=False,
     )
     assert second.returncode == 2
     assert f"is already supervised by pid {supervisor.pid}" in second.stderr
@@ -242,7 +246,11 @@ def test_folder_that_is_no_run(tmp_path: Path) -> None:
     run = RunDir(tmp_path / "empty")
     run.path.mkdir()
     done = subprocess.run(
-        [sys.executable, "-m", "llmtrain.supervise", str(run.path)], capture_output=True, text=True, timeout=20
+        [sys.executable, "-m", "llmtrain.supervise", str(run.path)],
+        capture_output=True,
+        text=True,
+        timeout=20,
+        check=False,
     )
     assert done.returncode == 1
     assert "job.json" in done.stderr

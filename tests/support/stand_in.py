@@ -1,9 +1,9 @@
-"""A torch-free stand-in for torchrun and the engine that speaks the same contracts, for quick supervision tests.
+"""A torch-free stand-in for torchrun and the engine that speaks the same contracts, for quick tests.
 
-`python stand_in.py launcher RUN_DIR ATTEMPT NODE_RANK RANKS` behaves like torchrun: it starts ranks with torchrun's
-variables, reports a failed one in torchrun's words, and then ends the others with SIGTERM.
-`python stand_in.py rank JOB_JSON` is such a rank: it writes the engine's events, commits pretended checkpoints, and on
-SIGTERM saves and leaves. `RUN_DIR/behaviour.json` tells it what to do wrong.
+`python stand_in.py launcher RUN_DIR ATTEMPT NODE_RANK RANKS NODES` behaves like torchrun: it starts ranks
+with torchrun's variables, reports a failed one in torchrun's words, and then ends the others with SIGTERM.
+`python stand_in.py rank JOB_JSON` is such a rank: it writes the engine's events, commits pretended
+checkpoints, and on SIGTERM saves and leaves. `RUN_DIR/behaviour.json` tells it what to do wrong.
 """
 
 from __future__ import annotations

@@ -108,9 +108,7 @@ def rank_pid(run: RunDir, rank: int) -> int:
     """Pid of a rank of the newest attempt."""
     number = run.attempt_numbers()[-1]
     [*_, started] = [
-        event
-        for event in events(run, "rank_started")
-        if event.rank == rank and event.attempt == number
+        event for event in events(run, "rank_started") if event.rank == rank and event.attempt == number
     ]
     return started.payload.pid
 
