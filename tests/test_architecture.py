@@ -1,0 +1,304 @@
+"""What keeps the house in order: floors, sizes, start-up cost, and what the README claims."""
+
+import ast
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from llmtrain.cli.main import COMMANDS
+from llmtrain.config.job import resolve
+from llmtrain.errors import ConfigError, ExitStatus, InfeasibleError
+from llmtrain.plan.make import make_plan
+from llmtrain.resources import shipped
+from tests.support.run_folder import abandon, make_run, write_attempt
+from tests.support.sample_events import attempt_files
+
+ROOT = Path(__file__).parent.parent
+PACKAGE = ROOT / "llmtrain"
+MODULES = sorted(PACKAGE.rglob("*.py"))
+SOURCES = MODULES + sorted((ROOT / "tests").rglob("*.py"))
+FILE_LINES, FUNCTION_LINES = 400, 60
+CPU_SECONDS = 0.25
+SLOW_MODULES = ("torch", "paramiko", "pynvml", "numpy", "tokenizers", "safetensors")
+HOMES = {
+    "torch": ("engine/",),
+    "paramiko": ("transport/",),
+    "jinja2": ("render/",),
+    "pynvml": ("probe.py",),
+    "psutil": ("probe.py", "agent/", "backends/", "supervise/"),
+    "rich": ("observe/", "cli/console.py"),
+    "pickle": (),
+    "marshal": (),
+    "shelve": (),
+}
+"""Packages and where, below llmtrain/, they may be imported."""
+ENTRY_POINTS = ("cli/main.py", "__main__.py")
+
+
+def relative(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+def tree(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"), str(path))
+
+
+def imports(module: ast.Module) -> set[str]:
+    """Top-level packages that a module imports, also inside functions."""
+    names: set[str] = set()
+    for node in ast.walk(module):
+        if isinstance(node, ast.Import):
+            names.update(alias.name.partition(".")[0] for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            names.add(node.module.partition(".")[0])
+    return names
+
+
+# ---- the shape of the code
+def test_floors_hold() -> None:
+    command = Path(sys.executable).with_name("lint-imports")
+    done = subprocess.run(
+        [command, "--no-cache"], cwd=ROOT, capture_output=True, text=True, timeout=300, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_no_file_and_no_function_is_too_long() -> None:
+    long: list[str] = []
+    for path in SOURCES:
+        lines = len(path.read_text(encoding="utf-8").splitlines())
+        if lines > FILE_LINES:
+            long.append(f"{relative(path)}: {lines} lines")
+        for node in ast.walk(tree(path)):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                size = (node.end_lineno or node.lineno) - node.lineno + 1
+                if size > FUNCTION_LINES:
+                    long.append(f"{relative(path)}:{node.lineno}: {node.name} has {size} lines")
+    assert not long, "\n".join(long)
+
+
+def test_heavy_packages_are_imported_where_they_live_only() -> None:
+    strays = []
+    for path in MODULES:
+        place = str(path.relative_to(PACKAGE))
+        for name in imports(tree(path)) & set(HOMES):
+            if not place.startswith(HOMES[name]):
+                strays.append(f"llmtrain/{place} imports {name}")
+    assert not strays, "\n".join(strays)
+
+
+def test_no_drawer_for_everything() -> None:
+    names = {"utils", "util", "helpers", "helper", "common", "misc", "manager"}
+    assert not [relative(path) for path in SOURCES if path.stem in names or path.parent.name in names]
+
+
+def test_no_shell_no_exit_no_code_from_text() -> None:
+    found: list[str] = []
+    for path in MODULES:
+        place = str(path.relative_to(PACKAGE))
+        for node in ast.walk(tree(path)):
+            if not isinstance(node, ast.Call):
+                continue
+            called = ast.unparse(node.func)
+            keywords = {keyword.arg: ast.unparse(keyword.value) for keyword in node.keywords}
+            bad = called in ("os.system", "os.popen", "eval", "exec") or keywords.get("shell") == "True"
+            leaves = called in ("sys.exit", "exit", "quit") and not place.endswith(ENTRY_POINTS)
+            if bad or leaves:
+                found.append(f"llmtrain/{place}:{node.lineno}: {called}")
+    assert not found, "\n".join(found)
+
+
+def test_sources_are_ascii() -> None:
+    assert not [relative(path) for path in SOURCES if not path.read_bytes().isascii()]
+
+
+def test_everything_public_says_what_it_is() -> None:
+    silent: list[str] = []
+    for path in MODULES:
+        module = tree(path)
+        if path.stat().st_size and ast.get_docstring(module) is None:
+            silent.append(f"{relative(path)}: module")
+        for node in ast.walk(module):
+            named = isinstance(node, ast.ClassDef | ast.FunctionDef) and not node.name.startswith("_")
+            if named and ast.get_docstring(node) is None and not _is_inner(module, node):
+                silent.append(f"{relative(path)}:{node.lineno}: {node.name}")
+    assert not silent, "\n".join(silent)
+
+
+def _is_inner(module: ast.Module, node: ast.AST) -> bool:
+    """Whether a definition stands inside a function or a private class."""
+    return any(
+        node is not outer and node in ast.walk(outer)
+        for outer in ast.walk(module)
+        if isinstance(outer, ast.FunctionDef)
+        or (isinstance(outer, ast.ClassDef) and outer.name.startswith("_"))
+    )
+
+
+# ---- start-up cost
+@pytest.fixture
+def run_path(tmp_path) -> str:
+    run = make_run(tmp_path / "tiny-0001", steps=60)
+    write_attempt(run, 1, attempt_files(1, restored=0, steps=28, world_size=8, outcome="failed"))
+    abandon(run)
+    return str(run.path)
+
+
+COMMAND_LINES = [
+    ["--help"],
+    ["plan", "tiny"],
+    ["plan", "tiny", "--json"],
+    ["launch", "tiny", "--dry-run"],
+    ["status", "RUN", "--json"],
+    ["recipes", "--json"],
+]
+
+
+@pytest.mark.parametrize("arguments", COMMAND_LINES, ids=" ".join)
+def test_light_commands_load_nothing_heavy(arguments, run_path, tmp_path) -> None:
+    code = (
+        "import sys; from llmtrain.cli.main import run; status = run(sys.argv[1:]);"
+        f"print(status, *(name for name in {SLOW_MODULES!r} if name in sys.modules), file=sys.stderr)"
+    )
+    given = [run_path if argument == "RUN" else argument for argument in arguments]
+    done = subprocess.run(
+        [sys.executable, "-c", code, *given],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    assert done.stderr.splitlines()[-1] == "0", done.stderr
+    assert done.stdout
+
+
+@pytest.mark.parametrize("arguments", COMMAND_LINES, ids=" ".join)
+def test_light_commands_start_quickly(arguments, run_path, tmp_path, byte_code) -> None:
+    """User and system time of the quickest of a few runs: other work on the machine only ever adds to it.
+
+    The first run writes the byte code that every later run of an installed program finds.
+    """
+    given = [run_path if argument == "RUN" else argument for argument in arguments]
+    command = [sys.executable, "-m", "llmtrain", *given]
+    seconds = []
+    for _ in range(20):
+        seconds.append(cpu_seconds(command, tmp_path, byte_code))
+        if len(seconds) > 1 and seconds[-1] < CPU_SECONDS:
+            return
+    pytest.fail(f"{min(seconds[1:]):.3f} s of CPU, the budget is {CPU_SECONDS} s")
+
+
+@pytest.fixture(scope="module")
+def byte_code(tmp_path_factory) -> str:
+    return str(tmp_path_factory.mktemp("byte-code"))
+
+
+def cpu_seconds(command: list[str], folder: Path, byte_code: str) -> float:
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+    process = subprocess.Popen(
+        command,
+        cwd=folder,
+        env=environment | {"PYTHONPYCACHEPREFIX": byte_code},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    _, status, usage = os.wait4(process.pid, 0)
+    process.returncode = os.waitstatus_to_exitcode(status)
+    assert process.returncode == 0
+    return usage.ru_utime + usage.ru_stime
+
+
+# ---- everything that is shipped works
+@pytest.fixture(scope="module")
+def fits() -> set[tuple[str, str]]:
+    """Pairs of a shipped recipe and a shipped profile that plan together."""
+    found = set()
+    for recipe in shipped("recipes"):
+        for profile in shipped("cluster_profiles"):
+            try:
+                plan = make_plan(resolve(recipe.stem, profile.stem), top=1)
+            except (ConfigError, InfeasibleError) as error:
+                assert error.text()
+                continue
+            assert plan.plans and plan.ladder
+            found.add((recipe.stem, profile.stem))
+    return found
+
+
+@pytest.mark.parametrize("recipe", [path.stem for path in shipped("recipes")])
+def test_every_recipe_fits_a_profile(recipe, fits) -> None:
+    assert any(fitting == recipe for fitting, _ in fits)
+
+
+@pytest.mark.parametrize("profile", [path.stem for path in shipped("cluster_profiles")])
+def test_every_profile_fits_a_recipe(profile, fits) -> None:
+    assert any(fitting == profile for _, fitting in fits)
+
+
+def test_the_main_job_and_the_reference_fit_where_they_are_meant_to(fits) -> None:
+    assert {("tiny", "local"), ("gpt-175b", "a100-32x8"), ("llama-70b", "h100-32x8")} <= fits
+
+
+# ---- what is written down is true
+def test_changelog_has_an_unreleased_section_with_entries() -> None:
+    text = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+    section = text.partition("## [Unreleased]")[2].partition("\n## ")[0]
+    assert "### Added" in section and section.count("\n- ") >= 10
+
+
+def readme() -> str:
+    return (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+def readme_commands() -> list[list[str]]:
+    """Every `llmtrain ...` in the README, in code blocks and in backticks."""
+    blocks = "\n".join(re.findall(r"```\w*\n(.*?)```", readme(), re.DOTALL))
+    lines = re.split(r"\n|&&", blocks) + re.findall(r"(?<!`)`(llmtrain [^`]+)`", readme())
+    words = (line.partition("#")[0].split() for line in lines)
+    return [found[1:] for found in words if found[:1] == ["llmtrain"]]
+
+
+def test_readme_names_only_commands_and_options_that_exist() -> None:
+    named = readme_commands()
+    assert {words[0] for words in named} >= set(COMMANDS), "every command is in the README"
+    for words in named:
+        if words[0].startswith("-"):
+            continue
+        group = [word for word in words[1:2] if words[0] in ("data", "checkpoint", "recipes", "profiles")]
+        done = subprocess.run(
+            [sys.executable, "-m", "llmtrain", words[0], *group, "--help"],
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+        assert done.returncode == 0, f"{words}: {done.stderr}"
+        for option in (word for word in words if re.fullmatch(r"-{1,2}[a-z-]+", word)):
+            assert re.search(rf"(^|[\s,]){option}\b", done.stdout), f"{words}: no {option}"
+
+
+def test_readme_lists_every_exit_code() -> None:
+    rows = dict(re.findall(r"^\| (\d+) \| (.+?) \|", readme(), re.MULTILINE))
+    assert {int(code) for code in rows} == {int(status) for status in ExitStatus}
+
+
+def test_readme_reading_order_names_files_that_exist() -> None:
+    order = readme().partition("## Reading order")[2].partition("\n## ")[0]
+    named = re.findall(r"`([\w/.-]+\.(?:py|yaml|j2|md))`", order)
+    assert len(named) >= 10
+    assert not [name for name in named if not (ROOT / name).is_file() and not (PACKAGE / name).is_file()]
+
+
+def test_status_document_of_the_readme_is_what_status_prints(run_path) -> None:
+    command = [sys.executable, "-m", "llmtrain", "status", run_path, "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    document = json.loads(done.stdout)
+    section = readme().partition("### `status --json`")[2].partition("\n## ")[0]
+    named = re.findall(r"^\| `(\w+)` \|", section, re.MULTILINE)
+    assert len(named) >= 10 and set(named) <= set(document)
