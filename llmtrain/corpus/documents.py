@@ -8,14 +8,18 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import BinaryIO
 
+from llmtrain.corpus.compression import open_input
+from llmtrain.corpus.parquet import read_column
 from llmtrain.corpus.sources import FileRange
-from llmtrain.errors import UsageError
+from llmtrain.errors import CorpusError, UsageError
 
 BLOCK = 1 << 18
 FIELD = "text"
 """Field of a jsonl line that holds the document."""
 LONGEST_LINE = 1 << 30
 """A jsonl line beyond this many bytes is taken for damage."""
+EVERYTHING = 1 << 62
+"""Size of a compressed input before it was read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,18 +33,23 @@ class Section:
 
 
 def read_sections(part: FileRange) -> Iterator[Section]:
-    """All sections that begin in a range; raises UsageError naming file and line, OSError when it cannot be
-    read."""
-    with part.file.path.open("rb") as stream:
-        start = _line_start(stream, part.begin)
-        if part.file.kind == "jsonl":
-            yield from _jsonl(stream, part, start)
-        else:
-            yield from _text(stream, part, start)
+    """All sections that begin in a range. Raises UsageError naming file and line, CorpusError for a torn
+    input."""
+    file = part.file
+    if file.kind == "parquet":
+        yield from (Section(text, True) for text in read_column(file.path, part.begin, part.end))
+        return
+    try:
+        with open_input(file.path, file.compression) as stream:
+            begin, size = (0, EVERYTHING) if file.compression else (part.begin, part.end - part.begin)
+            start = _line_start(stream, begin)
+            yield from (_jsonl if file.kind == "jsonl" else _text)(stream, part, start, begin + size)
+    except OSError as error:
+        raise CorpusError(f"cannot be read: {error.strerror}", where=str(file.path)) from error
 
 
 def _line_start(stream: BinaryIO, begin: int) -> int:
-    """First byte at or after `begin` that begins a line."""
+    """First byte at or after `begin` that begins a line; the stream is left there."""
     if begin == 0:
         return 0
     stream.seek(begin - 1)
@@ -50,47 +59,52 @@ def _line_start(stream: BinaryIO, begin: int) -> int:
     return stream.tell()
 
 
-def _jsonl(stream: BinaryIO, part: FileRange, start: int) -> Iterator[Section]:
-    stream.seek(start)
-    position = start
-    while position < part.end and (line := stream.readline(LONGEST_LINE)):
+def _jsonl(stream: BinaryIO, part: FileRange, start: int, end: int) -> Iterator[Section]:
+    position, number = start, 0
+    while position < end and (line := stream.readline(LONGEST_LINE)):
+        number += 1
         if line.strip():
-            yield Section(_field(line, part, position), True)
+            yield Section(_field(line, part, start, number), True)
         position += len(line)
 
 
-def _field(line: bytes, part: FileRange, position: int) -> str:
+def _field(line: bytes, part: FileRange, start: int, number: int) -> str:
+    """Text of the `number`-th line after byte `start`."""
     try:
         value = json.loads(line)[FIELD]
     except (ValueError, KeyError, TypeError, RecursionError) as error:
-        number = _line_number(part, position)
+        where = f"{part.file.path}:{number + _lines_before(part, start)}"
         fault = f"has no field {FIELD!r}" if isinstance(error, KeyError) else f"is not a JSON object: {error}"
-        raise UsageError(f"line {fault}", where=f"{part.file.path}:{number}") from error
+        raise UsageError(f"line {fault}", where=where) from error
     if not isinstance(value, str):
-        where = f"{part.file.path}:{_line_number(part, position)}"
+        where = f"{part.file.path}:{number + _lines_before(part, start)}"
         raise UsageError(f"field {FIELD!r} is not a text but {type(value).__name__}", where=where)
     return value
 
 
-def _line_number(part: FileRange, position: int) -> int:
-    """Number, from 1, of the line that begins at a byte; counted only for an error."""
-    number, left = 1, position
+def _lines_before(part: FileRange, start: int) -> int:
+    """Lines before a byte; counted only for an error."""
+    count, left = 0, start
     with part.file.path.open("rb") as stream:
         while left and (block := stream.read(min(BLOCK, left))):
-            number += block.count(b"\n")
+            count += block.count(b"\n")
             left -= len(block)
-    return number
+    return count
 
 
-def _text(stream: BinaryIO, part: FileRange, start: int) -> Iterator[Section]:
-    """Cut at the last blank line, else the last line end, else wherever the section is full."""
-    stream.seek(start)
-    end = _text_end(stream, part)
-    stream.seek(start)
+def _text(stream: BinaryIO, part: FileRange, start: int, end: int) -> Iterator[Section]:
+    """Cut at the last blank line, else the last line end, else wherever the section is full.
+
+    A range ends where the line that crosses its end does, which is where the next range begins.
+    """
+    if not part.file.compression:
+        end = part.file.size if part.end >= part.file.size else _line_start(stream, part.end)
+        stream.seek(start)
     decoder = codecs.getincrementaldecoder("utf-8")("replace")
     left, text, undecodable = end - start, "", False
-    while left > 0 and (block := stream.read(min(left, max(BLOCK, part.file.section)))):
-        left -= len(block)
+    while left > 0:
+        block = stream.read(min(left, max(BLOCK, part.file.section)))
+        left = left - len(block) if block else 0
         decoded = decoder.decode(block, final=left <= 0)
         undecodable = undecodable or ("\ufffd" in decoded and b"\xef\xbf\xbd" not in block)
         text += decoded
@@ -102,11 +116,6 @@ def _text(stream: BinaryIO, part: FileRange, start: int) -> Iterator[Section]:
         text = text[start:]
     if text:
         yield Section(text, True, undecodable)
-
-
-def _text_end(stream: BinaryIO, part: FileRange) -> int:
-    """A range ends where the line that crosses its end does, where the next range begins."""
-    return part.file.size if part.end >= part.file.size else _line_start(stream, part.end)
 
 
 def _cut(text: str, start: int, size: int) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import sysconfig
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,11 +19,14 @@ NOT_LIBRARY = frozenset({"site-packages", "dist-packages", "test", "tests", "idl
 KINDS: dict[str, str] = {
     ".jsonl": "jsonl",
     ".ndjson": "jsonl",
+    ".parquet": "parquet",
     ".txt": "text",
     ".text": "text",
     ".md": "text",
 }
 """Kind of a file by its suffix; in a folder, other suffixes are left out."""
+COMPRESSIONS: dict[str, str] = {".gz": "gz", ".zst": "zst"}
+"""Second suffix of a text or jsonl file."""
 PART_BYTES = 64 << 20
 """Input bytes of one part, the unit of parallel work and of restarting."""
 WHOLE_BELOW = 1 << 20
@@ -45,6 +48,8 @@ class SourceFile:
     size: int
     section: int
     """Bytes after which a text is cut into sections, each of which may go to either split."""
+    compression: str = ""
+    """"", "gz" or "zst"; a compressed file is read from its beginning, by one worker."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,12 +67,12 @@ def find_files(source: str) -> list[SourceFile]:
         return _standard_library()
     path = Path(source).expanduser()
     if path.is_dir():
-        names = sorted(_walk(path, set(KINDS)))
+        names = sorted(_walk(path, lambda name: bool(_kind(name)[0])))
         if not names:
             raise UsageError(
                 "holds no text or jsonl file",
                 where=source,
-                hint=f"suffixes that are read: {', '.join(KINDS)}",
+                hint=f"suffixes that are read: {', '.join(KINDS)}, and with {' or '.join(COMPRESSIONS)}",
             )
         return [_file(path / name, name, in_folder=True) for name in names]
     if not path.exists():
@@ -85,7 +90,9 @@ def describe(source: str, files: Sequence[SourceFile]) -> SourceInfo:
     with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
         for file, digest in zip(files, pool.map(lambda file: file_sha256(file.path), files), strict=True):
             total.update(
-                f"{file.name}\0{file.kind}\0{file.section}\0{digest}\n".encode("utf-8", "surrogateescape")
+                f"{file.name}\0{file.kind}\0{file.compression}\0{file.section}\0{digest}\n".encode(
+                    "utf-8", "surrogateescape"
+                )
             )
     return SourceInfo(
         source=source, files=len(files), bytes=sum(file.size for file in files), digest=total.hexdigest()
@@ -99,7 +106,7 @@ def cut_into_parts(files: Iterable[SourceFile], size: int = PART_BYTES) -> Itera
     for file in files:
         begin = 0
         while begin < file.size:
-            end = min(file.size, begin + size - filled)
+            end = file.size if file.compression else min(file.size, begin + size - filled)
             part.append(FileRange(file, begin, end))
             filled += end - begin
             begin = end
@@ -112,8 +119,12 @@ def cut_into_parts(files: Iterable[SourceFile], size: int = PART_BYTES) -> Itera
 
 def _standard_library() -> list[SourceFile]:
     root = Path(sysconfig.get_path("stdlib"))
-    names = [name for name in _walk(root, {".py"}, NOT_LIBRARY) if not _is_built_here(name)]
+    names = [name for name in _walk(root, _is_python, NOT_LIBRARY) if not _is_built_here(name)]
     return [_file(root / name, name, in_folder=True, kind="text") for name in sorted(names)]
+
+
+def _is_python(name: str) -> bool:
+    return name.endswith(".py")
 
 
 def _is_built_here(name: str) -> bool:
@@ -121,12 +132,12 @@ def _is_built_here(name: str) -> bool:
     return name.startswith("config-") or name.rsplit("/", 1)[-1].startswith("_sysconfigdata")
 
 
-def _walk(root: Path, suffixes: set[str], left_out: frozenset[str] = frozenset()) -> Iterator[str]:
-    """Relative names, with `/`, of files with the given suffixes; hidden ones are left out."""
+def _walk(root: Path, wanted: Callable[[str], bool], left_out: frozenset[str] = frozenset()) -> Iterator[str]:
+    """Relative names, with `/`, of the wanted files; hidden ones are left out."""
     for folder, folders, files in os.walk(root):
         folders[:] = [name for name in folders if name not in left_out and not name.startswith(".")]
         for name in files:
-            if Path(name).suffix.lower() in suffixes and not name.startswith("."):
+            if wanted(name) and not name.startswith("."):
                 yield (Path(folder) / name).relative_to(root).as_posix()
 
 
@@ -141,4 +152,15 @@ def _file(path: Path, name: str, *, in_folder: bool, kind: str = "") -> SourceFi
         section = WHOLE_BELOW if size <= WHOLE_BELOW else SECTION_BYTES
     else:
         section = min(SECTION_BYTES, max(1024, size // SECTIONS_WANTED))
-    return SourceFile(path, name, kind or KINDS.get(path.suffix.lower(), "text"), size, section)
+    found, compression = (kind, "") if kind else _kind(name)
+    return SourceFile(path, name, found or "text", size, section, compression)
+
+
+def _kind(name: str) -> tuple[str, str]:
+    """(kind, compression) by the suffixes; kind is "" for an unknown one."""
+    suffixes = [suffix.lower() for suffix in Path(name).suffixes]
+    compression = COMPRESSIONS.get(suffixes[-1], "") if suffixes else ""
+    if compression:
+        suffixes.pop()
+    kind = KINDS.get(suffixes[-1], "") if suffixes else ""
+    return ("", "") if compression and kind == "parquet" else (kind, compression)

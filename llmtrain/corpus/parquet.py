@@ -1,0 +1,54 @@
+"""Documents of a parquet file: the column `text`, through the optional package pyarrow."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from llmtrain.corpus.compression import needs_package
+from llmtrain.errors import CorpusError, UsageError
+
+COLUMN = "text"
+BATCH_ROWS = 256
+
+
+def read_column(path: Path, begin: int, end: int) -> Iterator[str]:
+    """Texts of the row groups that begin in bytes [begin, end); a null is an empty text.
+
+    Raises UsageError without the package or the column, CorpusError for a damaged file.
+    """
+    try:
+        import pyarrow as arrow
+        from pyarrow import parquet
+    except ImportError as error:
+        raise needs_package(path, "pyarrow") from error
+    try:
+        with parquet.ParquetFile(path, memory_map=False) as file:
+            kind = _column_type(path, file)
+            if not (arrow.types.is_string(kind) or arrow.types.is_large_string(kind)):
+                raise UsageError(f"column {COLUMN!r} holds {kind}, not text", where=str(path))
+            groups = [group for group, place in enumerate(_places(file)) if begin <= place < end]
+            if groups:
+                for batch in file.iter_batches(BATCH_ROWS, row_groups=groups, columns=[COLUMN]):
+                    for value in batch.column(0):
+                        yield value.as_py() or ""
+    except (arrow.ArrowException, OSError) as error:
+        raise CorpusError(f"is not a whole parquet file: {str(error)[:200]}", where=str(path)) from error
+
+
+def _column_type(path: Path, file: Any) -> Any:
+    schema = file.schema_arrow
+    if COLUMN not in schema.names:
+        raise UsageError(
+            f"has no column {COLUMN!r}", where=str(path), hint=f"columns: {', '.join(schema.names)}"
+        )
+    return schema.field(COLUMN).type
+
+
+def _places(file: Any) -> Iterator[int]:
+    """First byte of every row group."""
+    for group in range(file.metadata.num_row_groups):
+        column = file.metadata.row_group(group).column(0)
+        pages = (column.dictionary_page_offset, column.data_page_offset)
+        yield min(place for place in pages if place is not None)
