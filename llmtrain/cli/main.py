@@ -6,7 +6,6 @@ Builds the app, runs one command, and is the only place that turns errors into e
 from __future__ import annotations
 
 import importlib
-import importlib.util
 import signal
 import sys
 from collections.abc import Callable, Sequence
@@ -70,9 +69,7 @@ def make_app() -> typer.Typer:
     )
     app.callback(invoke_without_command=True)(_root)
     for name in COMMANDS:
-        module = f"llmtrain.cli.{name}"
-        if importlib.util.find_spec(module) is not None:
-            importlib.import_module(module).register(app)
+        importlib.import_module(f"llmtrain.cli.{name}").register(app)
     return app
 
 

@@ -88,8 +88,16 @@ def recipe_keys(config: Mapping[str, Any], name: str, where: str) -> tuple[dict[
 
 def _llama(config: Mapping[str, Any]) -> tuple[dict[str, Any], str]:
     """Llama, Mistral and everything of their shape."""
+    keys, problem = _gated(config)
+    attention, others = bool(config.get("attention_bias", False)), bool(config.get("mlp_bias", False))
+    if attention != others:
+        problem = problem or f"attention_bias = {attention} with mlp_bias = {others} is not known".lower()
+    return {**keys, "bias": others, "qkv_bias": attention}, problem
+
+
+def _gated(config: Mapping[str, Any]) -> tuple[dict[str, Any], str]:
+    """What all families with gated feed-forward blocks and rotary positions share."""
     scaling, problem = _rope_scaling(config)
-    rope = {"theta": _rope_value(config, "rope_theta", 10000.0), **scaling}
     keys = {
         "kind": "llama",
         "layers": config.get("num_hidden_layers"),
@@ -99,23 +107,31 @@ def _llama(config: Mapping[str, Any]) -> tuple[dict[str, Any], str]:
         "head_dim": config.get("head_dim"),
         "ffn_hidden": config.get("intermediate_size"),
         "vocab": config.get("vocab_size"),
-        "sequence": config.get("max_position_embeddings"),
+        "sequence": _sequence(config),
         "norm": "rmsnorm",
         "norm_epsilon": config.get("rms_norm_eps"),
         "activation": "swiglu" if config.get("hidden_act", "silu") == "silu" else config.get("hidden_act"),
-        "bias": config.get("mlp_bias", False),
-        "qkv_bias": config.get("attention_bias", False),
-        "rope": rope,
+        "rope": {"theta": _rope_value(config, "rope_theta", 10000.0), **scaling},
         "tie_embeddings": config.get("tie_word_embeddings", False),
         "init_std": config.get("initializer_range"),
     }
+    partial = _rope_value(config, "partial_rotary_factor", 1.0)
+    if partial != 1.0:
+        problem = problem or f"partial_rotary_factor = {printable(str(partial))} is not known"
     return keys, problem
+
+
+def _sequence(config: Mapping[str, Any]) -> Any:
+    """Longest sequence on which full attention is what the model does: a sliding window ends it."""
+    longest, window = config.get("max_position_embeddings"), config.get("sliding_window")
+    slides = isinstance(window, int) and config.get("use_sliding_window", True) is True
+    return min(longest, window) if slides and isinstance(longest, int) else longest
 
 
 def _qwen2(config: Mapping[str, Any]) -> tuple[dict[str, Any], str]:
     """Qwen 2 and 2.5: a bias on the query/key/value projection only."""
-    keys, problem = _llama(config)
-    return {**keys, "qkv_bias": True}, problem
+    keys, problem = _gated(config)
+    return {**keys, "bias": False, "qkv_bias": True}, problem
 
 
 def _qwen3(config: Mapping[str, Any]) -> tuple[dict[str, Any], str]:

@@ -76,7 +76,7 @@ def read_document(path: Path, cls: type[T], schema: int = 1) -> T:
     except FileNotFoundError:
         raise RunError("no such file", where=str(path), hint="is this a run directory?") from None
     except OSError as error:
-        raise RunError(f"cannot be read: {error.strerror}", where=str(path)) from None
+        raise RunError(f"cannot be read: {(error.strerror or str(error)).lower()}", where=str(path)) from None
     except (ValueError, RecursionError):
         raise RunError("is not JSON; it was torn or edited", where=str(path)) from None
     if not isinstance(content, dict):

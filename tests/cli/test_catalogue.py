@@ -1,0 +1,80 @@
+"""`llmtrain recipes` and `llmtrain profiles`: list, show, check."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from llmtrain import resources
+from llmtrain.cli.main import run
+from llmtrain.config.cluster import ClusterProfile
+from llmtrain.config.codec import from_json
+from llmtrain.config.load import load_profile, load_recipe
+from llmtrain.config.recipe import Recipe
+from tests.support.documents import PROFILE, RECIPE
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "r.yaml").write_text(RECIPE)
+    (tmp_path / "c.yaml").write_text(PROFILE)
+    return tmp_path
+
+
+def said(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    assert run(list(arguments)) == 0
+    captured = capsys.readouterr()
+    assert captured.err == ""
+    return captured.out
+
+
+@pytest.mark.parametrize("command", ["recipes", "profiles"])
+def test_list(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    kind = "recipes" if command == "recipes" else "cluster_profiles"
+    names = [path.stem for path in resources.shipped(kind)]
+    text = said(capsys, command)
+    assert text == said(capsys, command, "list")
+    assert [line.split()[0] for line in text.splitlines()] == ["NAME", *names]
+    document = json.loads(said(capsys, command, "--json"))
+    assert document == json.loads(said(capsys, command, "list", "--json"))
+    assert document["schema"] == 1
+    assert [entry["name"] for entry in document[command]] == names
+    for entry in document[command]:
+        assert entry["description"]
+        assert Path(entry["path"]).is_file()
+
+
+def test_show_is_the_file_itself(capsys: pytest.CaptureFixture[str]) -> None:
+    assert said(capsys, "recipes", "show", "tiny") == resources.find("recipes", "tiny").read_text()
+    assert said(capsys, "recipes", "show", "r.yaml") == RECIPE
+    assert said(capsys, "profiles", "show", "c.yaml") == PROFILE
+
+
+def test_show_as_json_is_the_value(capsys: pytest.CaptureFixture[str]) -> None:
+    recipe = json.loads(said(capsys, "recipes", "show", "r.yaml", "--json"))
+    assert from_json(Recipe, recipe["recipe"]) == load_recipe("r.yaml")
+    profile = json.loads(said(capsys, "profiles", "show", "local", "--json"))
+    assert from_json(ClusterProfile, profile["profile"]) == load_profile("local")
+    assert recipe["schema"] == profile["schema"] == 1
+
+
+def test_check(capsys: pytest.CaptureFixture[str]) -> None:
+    assert said(capsys, "recipes", "check", "r.yaml") == "r.yaml: no problems\n"
+    assert said(capsys, "recipes", "check", "r.yaml", "--cluster", "c.yaml", "--set", "train.seed=3")
+    assert said(capsys, "profiles", "check", "local", "--set", "nodes=1", "--set", "cluster.spares=0")
+    assert json.loads(said(capsys, "profiles", "check", "c.yaml", "--json")) == {
+        "schema": 1,
+        "profile": "c.yaml",
+        "problems": [],
+    }
+
+
+def test_check_with_a_cluster_finds_what_the_recipe_alone_does_not_show(capsys) -> None:
+    assert run(["recipes", "check", "r.yaml", "--set", "parallel.dp=4"]) == 0
+    capsys.readouterr()
+    assert run(["recipes", "check", "r.yaml", "--cluster", "c.yaml", "--set", "parallel.dp=4", "--json"]) == 2
+    document = json.loads(capsys.readouterr().out)
+    assert [problem["where"] for problem in document["problems"]] == ["--set parallel.dp=4"]

@@ -1,0 +1,109 @@
+"""`llmtrain plan`: the JSON contract, the text, `--layout`, `--nodes`, `--top`, exit codes."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from llmtrain.cli.main import run
+from llmtrain.config.layout import Layout
+from llmtrain.config.layout_text import parse_layout
+from llmtrain.config.load import load_recipe
+from llmtrain.errors import ConfigError
+
+
+def document(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict:
+    assert run(["plan", *arguments, "--json"]) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+def test_the_contract(capsys: pytest.CaptureFixture[str]) -> None:
+    plan = document(capsys, "gpt-175b", "--cluster", "a100-32x8", "--top", "2")
+    assert plan["schema"] == 1
+    assert plan["model"]["parameters"] == pytest.approx(174.6e9, rel=0.001)
+    assert plan["model"]["flops_per_token"] > 6 * 174e9
+    assert 1 <= len(plan["plans"]) <= 2
+    best = plan["plans"][0]
+    axes = {"dp", "tp", "pp", "vpp", "cp", "ep", "zero", "sequence_parallel"}
+    assert axes | {"micro_batch", "schedule", "recompute"} <= set(best["layout"])
+    assert best["batch"]["global"] == 1536
+    predicted = {
+        "step_seconds",
+        "tokens_per_second_per_gpu",
+        "model_flops_per_gpu",
+        "mfu",
+        "hfu",
+        "bubble_ratio",
+    }
+    predicted |= {"communication_ratio", "exposed_communication_ratio", "train_days", "gpu_hours"}
+    assert predicted <= set(best["predicted"])
+    memory = best["predicted"]["memory_bytes"]
+    kinds = ("parameters", "gradients", "optimizer", "activations", "workspace")
+    assert memory["total"] == pytest.approx(sum(memory[kind] for kind in kinds), abs=5)
+    assert memory["total"] <= memory["capacity"]
+    assert [rung["nodes"] for rung in plan["ladder"]] == list(range(32, 25, -1))
+    for problem in plan["problems"]:
+        assert set(problem) == {"where", "message", "hint"}
+
+
+def test_a_fixed_layout(capsys: pytest.CaptureFixture[str]) -> None:
+    plan = document(capsys, "tiny", "--layout", "dp=4,tp=2,pp=1")
+    [only] = plan["plans"]
+    assert (only["layout"]["dp"], only["layout"]["tp"], only["layout"]["pp"]) == (4, 2, 1)
+    assert only["layout"]["micro_batch"] == 2, "what the recipe fixes stays"
+
+
+def test_fewer_nodes(capsys: pytest.CaptureFixture[str]) -> None:
+    plan = document(capsys, "llama-8b", "--cluster", "a100-32x8", "--nodes", "16", "--top", "1")
+    layout = plan["plans"][0]["layout"]
+    assert layout["dp"] * layout["tp"] * layout["pp"] * layout["cp"] <= 128
+    assert plan["ladder"][0]["nodes"] == 16
+
+
+def test_text_is_for_people(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["plan", "tiny"]) == 0
+    captured = capsys.readouterr()
+    assert captured.out.startswith("tiny on local: 2.0 M parameters")
+    assert "dp2 tp2 pp2" in captured.out
+    assert "nan" not in captured.out
+
+
+def test_an_infeasible_plan_leaves_with_3(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["plan", "gpt-175b", "--cluster", "a100-32x8", "--nodes", "1"]) == 3
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert "GB" in captured.err, "the violated inequality carries its numbers"
+    assert run(["plan", "tiny", "--layout", "dp=4,tp=4,pp=1", "--json"]) == 3
+    assert json.loads(capsys.readouterr().out)["problems"]
+
+
+@pytest.mark.parametrize(
+    ("text", "layout"),
+    [
+        ("dp=8", Layout(dp=8)),
+        (" dp = 8 , tp=2", Layout(dp=8, tp=2)),
+        ("pp=2,vpp=3", Layout(pp=2, vpp=3, schedule="interleaved")),
+        ("pp=2,vpp=3,schedule=1f1b", Layout(pp=2, vpp=3)),
+        (
+            "zero=3,recompute=full,sequence_parallel=true,tp=2",
+            Layout(tp=2, zero=3, recompute="full", sequence_parallel=True),
+        ),
+        ("schedule=zero-bubble,micro_batch=4", Layout(schedule="zero-bubble", micro_batch=4)),
+    ],
+)
+def test_layout_text(text: str, layout: Layout) -> None:
+    assert parse_layout(text) == layout
+
+
+def test_a_layout_takes_what_the_recipe_fixes() -> None:
+    tiny = load_recipe("tiny", ["parallel.recompute=full", "parallel.zero=2"])
+    assert parse_layout("dp=4,pp=1", tiny) == Layout(
+        dp=4, tp=2, pp=1, micro_batch=2, recompute="full", zero=2
+    )
+
+
+def test_all_problems_of_a_layout_at_once() -> None:
+    with pytest.raises(ConfigError) as error:
+        parse_layout("dp=0,tq=2,pp,zero=9")
+    assert len(error.value.problems) == 4
