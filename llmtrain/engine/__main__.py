@@ -1,6 +1,7 @@
 """The start of a rank: `torchrun ... -m llmtrain.engine <run>/job.json`.
 
-Everything here runs before torch is imported, so that a rank is seen, logged and killable from its first instant.
+Everything here runs before torch is imported, so that a rank is seen, logged and killable from its first
+instant.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ from llmtrain.run.layout import RunDir
 
 
 def main(arguments: list[str]) -> int:
-    """Run one rank; return its exit code. Raises UsageError when it was not started by torchrun for an attempt."""
+    """Run one rank; return its exit code. Raises UsageError when it was not started by torchrun for an
+    attempt."""
     die_with_parent()
     stop = StopFlag()
     stop.listen()
@@ -47,7 +49,7 @@ def _train(run: RunDir, env: RankEnv, writer: EventWriter, stop: StopFlag) -> in
 
         job = read_job_file(run.job_json)
         attempt = read_attempt_file(run.attempt(env.attempt).attempt_json)
-        run_rank(run, env, job, attempt, writer.emit, stop)
+        run_rank(run, env, job, attempt, emit=writer.emit, stop=stop)
     except BaseException as error:
         traceback.print_exc()
         writer.emit(_failure(error))

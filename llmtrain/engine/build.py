@@ -54,9 +54,16 @@ class Parts:
 
 
 def build_parts(
-    recipe: Recipe, layout: Layout, rank: int, device: Device, train: Windows, validation: Windows | None
+    recipe: Recipe,
+    layout: Layout,
+    rank: int,
+    device: Device,
+    *,
+    train: Windows,
+    validation: Windows | None,
 ) -> Parts:
-    """Build everything but the weights' values. Every rank of the world must call it, after the process group is up.
+    """Build everything but the weights' values. Every rank of the world must call it, after the process
+    group is up.
 
     Raises ConfigError with all that the engine cannot run.
     """
@@ -82,7 +89,14 @@ def build_parts(
         stages=stages,
         buckets=buckets,
         optimizer=optimizer,
-        passes=build_passes(stages, groups, layout, batches.micro_batches, recipe, device),
+        passes=build_passes(
+            stages,
+            groups,
+            layout,
+            micro_batches=batches.micro_batches,
+            mode=recipe.precision.mode,
+            device=device,
+        ),
         batches=batches,
         validation=build_validation(recipe, layout, groups, validation),
     )
@@ -91,7 +105,8 @@ def build_parts(
 def build_memory(
     stages: Sequence[ModelStage], groups: Groups, layout: Layout, recipe: Recipe, device: Device
 ) -> Buckets:
-    """Give the stages' parameters their place in flat buckets, and let a zero-bubble schedule put weight gradients off."""
+    """Give the stages' parameters their place in flat buckets, and let a zero-bubble schedule put weight
+    gradients off."""
     buckets = build_buckets(
         parameters_of(stages),
         groups,
@@ -111,15 +126,16 @@ def build_passes(
     stages: Sequence[ModelStage],
     groups: Groups,
     layout: Layout,
+    *,
     micro_batches: int,
-    recipe: Recipe,
+    mode: str,
     device: Device,
 ) -> Passes:
     """The forward and backward passes: one loop, or a pipeline schedule."""
     if layout.pp == 1:
         return SinglePass(stages[0], layout.micro_batch)
-    dtype = COMPUTE_TYPES[recipe.precision.mode]
-    return PipelinePass(stages, groups, layout, micro_batches, dtype, device)
+    dtype = COMPUTE_TYPES[mode]
+    return PipelinePass(stages, groups, layout, micro_batches, dtype=dtype, device=device)
 
 
 def build_validation(

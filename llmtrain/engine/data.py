@@ -50,8 +50,8 @@ class ValidationBatches:
     def __init__(
         self, source: Windows, *, sequence: int, sequences: int, layout: Layout, replica: int
     ) -> None:
-        """Every replica gets as many micro-batches, so that all pass through the pipeline alike; what fills up the last one
-        weighs nothing. The file may hold fewer sequences than asked for, or none."""
+        """Every replica gets as many micro-batches, so that all pass through the pipeline alike; what fills
+        up the last one weighs nothing. The file may hold fewer sequences than asked for, or none."""
         self.sequences = min(sequences, source.windows(sequence))
         share = -(-self.sequences // layout.dp)
         padded = -(-share // layout.micro_batch) * layout.micro_batch

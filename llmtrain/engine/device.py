@@ -1,4 +1,5 @@
-"""Every difference between devices: CPU with gloo, CUDA with NCCL. No other file asks which device it runs on."""
+"""Every difference between devices: CPU with gloo, CUDA with NCCL. No other file asks which device it runs
+on."""
 
 from __future__ import annotations
 
@@ -63,7 +64,8 @@ def resident_bytes() -> int:
 
 
 def choose_device(local_rank: int, accelerator: str) -> Device:
-    """Return the rank's device: the GPU of its local rank unless the profile's accelerator is `cpu` or there is none."""
+    """Return the rank's device: the GPU of its local rank unless the profile's accelerator is `cpu` or
+    there is none."""
     if accelerator != "cpu" and torch.cuda.is_available():
         device = torch.device("cuda", local_rank)
         torch.cuda.set_device(device)
@@ -76,8 +78,9 @@ def prepare_numerics(device: Device, mode: str) -> None:
     # cuBLAS needs a fixed workspace to be deterministic; it reads this at its first use.
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     torch.use_deterministic_algorithms(True, warn_only=device.is_cuda)
-    # Filling fresh memory costs a pass over every output, and no code here reads memory that it did not write.
-    torch.utils.deterministic.fill_uninitialized_memory = False
+    # Filling fresh memory costs a pass over every output, and no code here reads memory that it did not
+    # write.
+    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
     torch.backends.cuda.matmul.allow_tf32 = mode == "tf32"
     torch.backends.cudnn.allow_tf32 = mode == "tf32"
 

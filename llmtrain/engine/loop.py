@@ -26,7 +26,8 @@ from llmtrain.plan.model_size import flops_per_token
 
 RANK_STEP_EVERY = 5
 COLLECT_EVERY = 50
-"""Steps between two garbage collections, on all ranks alike, so that none makes the others wait at another time."""
+"""Steps between two garbage collections, on all ranks alike, so that none makes the others wait at another
+time."""
 
 
 class Loop:
@@ -51,8 +52,8 @@ class Loop:
         """Step under way, or the last one done."""
 
     def run(self, progress: Progress) -> str:
-        """Train; return `completed` or `stopped`. The last state is saved. Raises NumericError, CheckpointError (when the
-        last save fails), and what torch raises."""
+        """Train; return `completed` or `stopped`. The last state is saved. Raises NumericError,
+        CheckpointError (when the last save fails), and what torch raises."""
         self.step = self._saved_step = progress.step
         if not progress.step:
             self._saved_step = -1
@@ -99,7 +100,8 @@ class Loop:
         self._emit(PhaseStarted(phase="step", step=self.step + 1))
 
     def _save(self, progress: Progress, *, last: bool) -> None:
-        """Save once a step. A failed save costs the run nothing but the checkpoint, unless it was the last one."""
+        """Save once a step. A failed save costs the run nothing but the checkpoint, unless it was the last
+        one."""
         if self._saved_step == progress.step:
             return
         is_first = self._parts.groups.rank == 0

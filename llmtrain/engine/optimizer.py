@@ -1,4 +1,5 @@
-"""AdamW with decoupled weight decay (Loshchilov and Hutter 2019) on the FP32 shards, clipping, and the learning rate."""
+"""AdamW with decoupled weight decay (Loshchilov and Hutter 2019) on the FP32 shards, clipping, and the
+learning rate."""
 
 from __future__ import annotations
 
@@ -11,8 +12,8 @@ from llmtrain.engine.parallel.buckets import Buckets
 
 
 def learning_rate(config: LearningRateConfig, step: int, steps: int) -> float:
-    """Rate of a step, counted from 1: linear from zero to `peak` over the warm-up, then a cosine that reaches `final` at the
-    last step, or constant."""
+    """Rate of a step, counted from 1: linear from zero to `peak` over the warm-up, then a cosine that
+    reaches `final` at the last step, or constant."""
     if step <= config.warmup_steps:
         return config.peak * step / config.warmup_steps
     if config.schedule == "constant":
@@ -62,7 +63,8 @@ class ShardedAdamW:
             count.fill_(step)
 
     def step(self, rate: float) -> None:
-        """Change the masters by the reduced gradients at a learning rate, then publish them to all replicas."""
+        """Change the masters by the reduced gradients at a learning rate, then publish them to all
+        replicas."""
         for group in self._adamw.param_groups:
             group["lr"] = rate
         self._adamw.step()
@@ -70,5 +72,6 @@ class ShardedAdamW:
 
 
 def clip_factor(norm: float, limit: float) -> float:
-    """Factor that brings gradients of a global norm down to the limit; 1 when they are within it, or the limit is 0."""
+    """Factor that brings gradients of a global norm down to the limit; 1 when they are within it, or the
+    limit is 0."""
     return min(1.0, limit / (norm + 1e-6)) if limit > 0.0 else 1.0

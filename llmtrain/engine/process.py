@@ -1,4 +1,5 @@
-"""What a rank's process does before it imports torch: die with its parent, write its own log, answer signals."""
+"""What a rank's process does before it imports torch: die with its parent, write its own log, answer
+signals."""
 
 from __future__ import annotations
 

@@ -24,16 +24,16 @@ Emit = Callable[[Payload], None]
 
 
 def run_rank(
-    run: RunDir, env: RankEnv, job: JobFile, attempt: AttemptFile, emit: Emit, stop: StopFlag
+    run: RunDir, env: RankEnv, job: JobFile, attempt: AttemptFile, *, emit: Emit, stop: StopFlag
 ) -> None:
-    """Train until the end or until asked to stop. Raises ConfigError, CorpusError, CheckpointError, NumericError, and what
-    torch raises; `emit` has told the phases so far."""
+    """Train until the end or until asked to stop. Raises ConfigError, CorpusError, CheckpointError,
+    NumericError, and what torch raises; `emit` has told the phases so far."""
     if attempt.layout.world_size != env.world_size:
         raise ConfigError(
             [
                 Problem(
                     str(run.attempt(env.attempt).attempt_json),
-                    f"its layout needs {attempt.layout.world_size} ranks, but torchrun started {env.world_size}",
+                    f"its layout needs {attempt.layout.world_size} ranks, torchrun started {env.world_size}",
                 )
             ]
         )
@@ -44,7 +44,9 @@ def run_rank(
     emit(PhaseStarted(phase="build"))
     recipe = job.spec.recipe
     corpus = open_corpus(run.data_json, job)
-    parts = build_parts(recipe, attempt.layout, env.rank, device, corpus.train, corpus.validation)
+    parts = build_parts(
+        recipe, attempt.layout, env.rank, device, train=corpus.train, validation=corpus.validation
+    )
     emit(PhaseStarted(phase="load"))
     checkpoints = CheckpointFolder(run.checkpoints, job.run_id, parts, writer=f"attempt {attempt.number}")
     progress, name, reason = checkpoints.restore(attempt.restore)
@@ -80,6 +82,4 @@ def leave(parts: Parts) -> None:
 
 def _warn_about_restart(step: int, reason: str, emit: Emit) -> None:
     if reason and step:
-        emit(
-            Notice(message=f"restored step {step}, not the newest checkpoint: {reason}", level="warning")
-        )
+        emit(Notice(message=f"restored step {step}, not the newest checkpoint: {reason}", level="warning"))

@@ -1,4 +1,5 @@
-"""The one table of the variables that torchrun gives a rank; no other file of the engine reads the environment."""
+"""The one table of the variables that torchrun gives a rank; no other file of the engine reads the
+environment."""
 
 from __future__ import annotations
 

@@ -29,8 +29,8 @@ class CheckpointFolder:
         self._ranks = Ranks(world.index, world.size, lambda text: exchange(world, device, text))
 
     def save(self, progress: Progress) -> Checkpoint:
-        """Save and commit the state, then delete what is older than the recipe keeps; raises CheckpointError on all ranks
-        alike."""
+        """Save and commit the state, then delete what is older than the recipe keeps; raises
+        CheckpointError on all ranks alike."""
         parts = self._parts
         committed = save_checkpoint(
             self._root,
@@ -48,11 +48,12 @@ class CheckpointFolder:
         return read_manifest(checkpoint.path).nbytes
 
     def restore(self, restore: str) -> tuple[Progress, str | None, str]:
-        """Give all ranks their state: from the newest whole checkpoint, or from the seed when the run never had one. Return
-        the progress, the checkpoint's name (None: from the seed), and the reason when it is not the newest.
+        """Give all ranks their state: from the newest whole checkpoint, or from the seed when the run never
+        had one. Return the progress, the checkpoint's name (None: from the seed), and the reason when it is
+        not the newest.
 
-        Raises CheckpointError on all ranks when there were checkpoints and none is whole, or `restore` is `fresh`
-        though the run has some: a run never starts over by itself.
+        Raises CheckpointError on all ranks when there were checkpoints and none is whole, or `restore` is
+        `fresh` though the run has some: a run never starts over by itself.
         """
         name, reason = self._choose(restore)
         parts = self._parts

@@ -32,8 +32,8 @@ class Progress:
 
 
 def state_pieces(buckets: Buckets, groups: Groups) -> Iterator[Piece]:
-    """Every piece that this rank holds. Of equal copies (tensor-parallel replicas, unsharded replicas, the other end's tied
-    embedding) one has owner=True."""
+    """Every piece that this rank holds. Of equal copies (tensor-parallel replicas, unsharded replicas, the
+    other end's tied embedding) one has owner=True."""
     for bucket, parameter, number, flat_start, low, high in buckets.pieces():
         spec = parameter.spec
         logical = spec.pieces[number]
@@ -77,7 +77,8 @@ def checkpoint_info(recipe: Recipe, run_id: str, layout: Layout, progress: Progr
 
 
 def progress_of(info: CheckpointInfo, recipe: Recipe) -> Progress:
-    """Where a checkpoint stands; raises CheckpointError when its seed, model or data cursor is not this run's."""
+    """Where a checkpoint stands; raises CheckpointError when its seed, model or data cursor is not this
+    run's."""
     if info.extra.get("seed") != recipe.train.seed:
         raise CheckpointError(f"has seed {info.extra.get('seed')!r}, this run {recipe.train.seed}")
     model = to_json(recipe.model)
@@ -85,8 +86,7 @@ def progress_of(info: CheckpointInfo, recipe: Recipe) -> Progress:
     changed = [name for name, value in model.items() if saved.get(name) != value]
     if changed:
         raise CheckpointError(f"is of another model: {', '.join(changed)} differ")
-    if info.consumed_samples != info.step * recipe.batch.global_size:
-        raise CheckpointError(
-            f"consumed {info.consumed_samples} samples in {info.step} steps, not {recipe.batch.global_size} a step"
-        )
+    expected = info.step * recipe.batch.global_size
+    if info.consumed_samples != expected:
+        raise CheckpointError(f"consumed {info.consumed_samples} samples in {info.step} steps, not {expected}")
     return Progress(info.step, info.consumed_samples, float(info.extra.get("learning_rate", 0.0)))

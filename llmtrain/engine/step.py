@@ -41,7 +41,8 @@ class StepResult:
 def train_step(parts: Parts, step: int, wishes: Wishes) -> StepResult:
     """Do one step, counted from 1: fetch, forward and backward, reduce, agree, clip, update.
 
-    Raises NumericError on all ranks, before any weight changes, when the loss or the gradient norm is not finite.
+    Raises NumericError on all ranks, before any weight changes, when the loss or the gradient norm is not
+    finite.
     """
     started = time.perf_counter()
     waited = _waited(parts)
@@ -92,7 +93,8 @@ def agree(
 
 
 def validate(parts: Parts) -> float | None:
-    """Mean loss over the tokens of the validation sequences, the same number on all ranks; None without validation."""
+    """Mean loss over the tokens of the validation sequences, the same number on all ranks; None without
+    validation."""
     held_out = parts.validation
     if held_out is None:
         return None

@@ -15,9 +15,7 @@ def check_supported(recipe: Recipe, layout: Layout) -> None:
     problems = [*_model_problems(recipe.model), *_layout_problems(recipe.model, layout)]
     if recipe.precision.mode not in ("fp32", "tf32", "bf16"):
         problems.append(
-            Problem(
-                "precision.mode", f"{recipe.precision.mode} is not trained yet", "use bf16, tf32 or fp32"
-            )
+            Problem("precision.mode", f"{recipe.precision.mode} is not trained yet", "use bf16, tf32 or fp32")
         )
     try:
         layout.micro_batches(recipe.batch.global_size)
@@ -29,8 +27,19 @@ def check_supported(recipe: Recipe, layout: Layout) -> None:
 
 def _model_problems(model: ModelConfig) -> Iterator[Problem]:
     if model.kind == "moe" or (model.experts or 1) > 1:
-        yield Problem("model.kind", "mixture-of-experts models are planned but not trained", "use gpt or llama")
-    for name in ("kv_heads", "head_dim", "ffn_hidden", "norm", "activation", "qkv_bias", "bias", "tie_embeddings"):
+        yield Problem(
+            "model.kind", "mixture-of-experts models are planned but not trained", "use gpt or llama"
+        )
+    for name in (
+        "kv_heads",
+        "head_dim",
+        "ffn_hidden",
+        "norm",
+        "activation",
+        "qkv_bias",
+        "bias",
+        "tie_embeddings",
+    ):
         if getattr(model, name) is None:
             yield Problem(f"model.{name}", "is not resolved; job.json must hold a complete model")
     if model.rope is not None and (model.head_dim or 0) % 2:

@@ -89,13 +89,17 @@ def recipe(model: ModelConfig, *, mode: str = "fp32", global_batch: int = 8, ste
 
 
 class ZipfWindows:
-    """Zipf-distributed tokens with repetitions that a model can learn; the same for every reader."""
+    """Zipf-distributed tokens, the same for every reader; `pairs` makes every second one follow from the
+    one before."""
 
-    def __init__(self, tokens: int = 20_000, vocab: int = VOCAB, seed: int = 1) -> None:
+    def __init__(self, tokens: int = 20_000, vocab: int = VOCAB, seed: int = 1, pairs: bool = True) -> None:
         generator = np.random.default_rng(seed)
         ranks = np.arange(1, vocab + 1)
-        self._tokens = generator.choice(vocab, size=tokens, p=(1 / ranks) / (1 / ranks).sum()).astype(np.int64)
-        self._tokens[1::2] = (self._tokens[::2] * 5 + 3) % vocab
+        self._tokens = generator.choice(vocab, size=tokens, p=(1 / ranks) / (1 / ranks).sum()).astype(
+            np.int64
+        )
+        if pairs:
+            self._tokens[1::2] = (self._tokens[::2] * 5 + 3) % vocab
 
     def windows(self, sequence: int) -> int:
         """See `corpus/token_file.py`."""
@@ -128,7 +132,12 @@ class Outcome:
 def build(case: Case, rank: int) -> Parts:
     """Build a case's parts and fill the weights from the seed."""
     parts = build_parts(
-        case.recipe, case.layout, rank, choose_device(0, "cpu"), ZipfWindows(), ZipfWindows(2_000, seed=2)
+        case.recipe,
+        case.layout,
+        rank,
+        choose_device(0, "cpu"),
+        train=ZipfWindows(),
+        validation=ZipfWindows(2_000, seed=2),
     )
     parts.buckets.initialise(case.recipe.train.seed)
     return parts

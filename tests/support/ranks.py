@@ -18,10 +18,11 @@ PRELOADED = ["torch", "torch.distributed", "torch.distributed.pipelining", "llmt
 def run_ranks(
     function: Callable[..., Any], world_size: int, folder: Path, *arguments: Any, timeout: float = 240.0
 ) -> list[Any]:
-    """Call `function(rank, world_size, *arguments)` on every rank of a new world; return the results in rank order.
+    """Call `function(rank, world_size, *arguments)` on every rank of a new world; return the results in
+    rank order.
 
-    Function and arguments must be importable and picklable. Raises AssertionError with the traceback of the first rank that
-    failed, and kills the others; nothing is left running.
+    Function and arguments must be importable and picklable. Raises AssertionError with the traceback of the
+    first rank that failed, and kills the others; nothing is left running.
     """
     os.environ["OMP_NUM_THREADS"] = "1"
     context = multiprocessing.get_context("forkserver")
@@ -32,7 +33,9 @@ def run_ranks(
     for rank in range(world_size):
         receiving, sending = context.Pipe(duplex=False)
         process = context.Process(
-            target=_rank_main, args=(function, rank, world_size, str(rendezvous), sending, arguments), daemon=True
+            target=_rank_main,
+            args=(function, rank, world_size, str(rendezvous), sending, arguments),
+            daemon=True,
         )
         process.start()
         sending.close()

@@ -1,7 +1,7 @@
 """One transformer block: attention and feed-forward, each after its norm and added to the residual stream.
 
-Shapes: s sequence, b micro-batch, h hidden, d head width, q and k query and key/value heads on this rank. Activations are
-[s, b, h], or [s/n, b, h] between the linear layers under sequence parallelism.
+Shapes: s sequence, b micro-batch, h hidden, d head width, q and k query and key/value heads on this rank.
+Activations are [s, b, h], or [s/n, b, h] between the linear layers under sequence parallelism.
 """
 
 from __future__ import annotations
@@ -136,6 +136,6 @@ class Block(nn.Module):
 
 
 def residual_std(model: ModelConfig) -> float:
-    """Initial deviation of the two projections that write to the residual stream, 1/sqrt(2 layers) of the others', so that
-    the stream's variance does not grow with depth (Radford et al. 2019)."""
+    """Initial deviation of the two projections that write to the residual stream, 1/sqrt(2 layers) of the
+    others', so that the stream's variance does not grow with depth (Radford et al. 2019)."""
     return model.init_std / math.sqrt(2 * model.layers)

@@ -1,4 +1,5 @@
-"""The column-parallel and row-parallel linear layers: which logical tensors they hold, and how they are cut."""
+"""The column-parallel and row-parallel linear layers: which logical tensors they hold, and how they are
+cut."""
 
 from __future__ import annotations
 
@@ -9,7 +10,8 @@ from llmtrain.engine.parallel.collectives import TensorParallel, column_linear, 
 
 
 class ColumnLinear(nn.Module):
-    """One GEMM for several logical matrices side by side, each split by rows over the group: [s, b, h] -> [s, b, sum o]."""
+    """One GEMM for several logical matrices side by side, each split by rows over the group: [s, b, h] ->
+    [s, b, sum o]."""
 
     bias: ModelParameter | None
 
@@ -22,14 +24,15 @@ class ColumnLinear(nn.Module):
         std: float,
         bias_names: dict[str, str] | None,
     ) -> None:
-        """`rows` maps each matrix's name to its global rows, which the degree must divide; `bias_names` its name to its
-        bias's, or is None for no biases."""
+        """`rows` maps each matrix's name to its global rows, which the degree must divide; `bias_names` its
+        name to its bias's, or is None for no biases."""
         super().__init__()
         self.tp = tp
         self.widths = [count // tp.size for count in rows.values()]
         self.weight = ModelParameter(
             ParameterSpec(
-                pieces=tuple(_cut(name, (count, columns), 0, tp, std) for name, count in rows.items()), decay=True
+                pieces=tuple(_cut(name, (count, columns), 0, tp, std) for name, count in rows.items()),
+                decay=True,
             )
         )
         self.bias = None
@@ -68,6 +71,8 @@ class RowLinear(nn.Module):
         return outputs if self.bias is None else outputs + self.bias
 
 
-def _cut(name: str, shape: tuple[int, ...], split: int, tp: TensorParallel, std: float | None) -> LogicalTensor:
+def _cut(
+    name: str, shape: tuple[int, ...], split: int, tp: TensorParallel, std: float | None
+) -> LogicalTensor:
     length = shape[split] // tp.size
     return LogicalTensor(name=name, shape=shape, split=split, start=tp.index * length, length=length, std=std)

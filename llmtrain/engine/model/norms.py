@@ -18,7 +18,9 @@ class _RmsNorm(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, inputs: Tensor, weight: Tensor, epsilon: float) -> Tensor:
         values = inputs.float()
-        scale = torch.linalg.vecdot(values, values).div_(values.shape[-1]).add_(epsilon).rsqrt_().unsqueeze(-1)
+        scale = (
+            torch.linalg.vecdot(values, values).div_(values.shape[-1]).add_(epsilon).rsqrt_().unsqueeze(-1)
+        )
         ctx.save_for_backward(inputs, weight, scale)
         return (values * scale).mul_(weight).to(inputs.dtype)
 

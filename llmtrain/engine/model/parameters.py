@@ -1,8 +1,9 @@
 """Logical tensors and the physical parameters made of them.
 
-A logical tensor is what a checkpoint names and what a seed initialises: whole, free of any layout. A physical parameter is
-one rank's storage: the row-wise concatenation of the boxes of one or more logical tensors, so that a fused GEMM (query, key and
-value; gate and up) is one matrix, yet each of its parts can be saved, loaded and cut anew on its own.
+A logical tensor is what a checkpoint names and what a seed initialises: whole, free of any layout. A
+physical parameter is one rank's storage: the row-wise concatenation of the boxes of one or more logical
+tensors, so that a fused GEMM (query, key and value; gate and up) is one matrix, yet each of its parts can
+be saved, loaded and cut anew on its own.
 """
 
 from __future__ import annotations
@@ -51,8 +52,8 @@ class LogicalTensor:
         return prod(self.box_shape)
 
     def initial(self, seed: int) -> Tensor:
-        """Initial values of the box, FP32: drawn for the whole tensor from (seed, name), then cut, so that every layout
-        starts from the same weights."""
+        """Initial values of the box, FP32: drawn for the whole tensor from (seed, name), then cut, so that
+        every layout starts from the same weights."""
         if self.std is None:
             return torch.full(self.box_shape, self.fill)
         generator = torch.Generator().manual_seed(_tensor_seed(seed, self.name))
@@ -68,7 +69,8 @@ class ParameterSpec:
     decay: bool
     """Whether weight decay applies: matrices and embeddings, not norms and biases."""
     partial_over_tp: bool = False
-    """Whether each tensor-parallel rank sees a part of the gradient only, so that it must be summed over the group."""
+    """Whether each tensor-parallel rank sees a part of the gradient only, so that it must be summed over
+    the group."""
     shared_over_pp: bool = False
     """Whether the first and the last pipeline stage hold the same tensor (a tied embedding)."""
 
@@ -89,7 +91,8 @@ class ParameterSpec:
 
 
 class ModelParameter(nn.Parameter):
-    """A physical parameter that knows its spec. Memory and initial values come later (`parallel/buckets.py`)."""
+    """A physical parameter that knows its spec. Memory and initial values come later
+    (`parallel/buckets.py`)."""
 
     spec: ParameterSpec
 

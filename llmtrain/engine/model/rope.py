@@ -1,4 +1,5 @@
-"""Rotary position embedding (Su et al. 2021), halves convention, with linear and Llama 3 frequency scaling."""
+"""Rotary position embedding (Su et al. 2021), halves convention, with linear and Llama 3 frequency
+scaling."""
 
 from __future__ import annotations
 
@@ -23,14 +24,17 @@ def rotary_frequencies(rope: RopeConfig, head_dim: int) -> Tensor:
 
 
 def _llama3(rope: RopeConfig, frequencies: Tensor) -> Tensor:
-    """Long waves are stretched by `factor`, short ones kept, those between blended linearly in the number of turns."""
+    """Long waves are stretched by `factor`, short ones kept, those between blended linearly in the number
+    of turns."""
     turns = rope.original_sequence * frequencies / (2 * math.pi)
     span = rope.high_frequency_factor - rope.low_frequency_factor
     keep = ((turns - rope.low_frequency_factor) / span).clamp(0.0, 1.0)
     return frequencies * (keep + (1.0 - keep) / rope.factor)
 
 
-def rotary_table(rope: RopeConfig, head_dim: int, sequence: int, device: torch.device) -> tuple[Tensor, Tensor]:
+def rotary_table(
+    rope: RopeConfig, head_dim: int, sequence: int, device: torch.device
+) -> tuple[Tensor, Tensor]:
     """Cosines and sines, each [sequence, 1, 1, head_dim / 2] in FP32."""
     positions = torch.arange(sequence, dtype=torch.float64)
     angles = torch.outer(positions, rotary_frequencies(rope, head_dim))[:, None, None, :]

@@ -1,4 +1,5 @@
-"""One pipeline stage of the model: a run of blocks, with the embedding before the first and the head after the last.
+"""One pipeline stage of the model: a run of blocks, with the embedding before the first and the head after
+the last.
 
 Shapes: s sequence, b micro-batch, h hidden, v vocabulary rows on this rank, n tensor-parallel degree.
 """
@@ -46,8 +47,8 @@ class StagePlace:
 
 
 class ModelStage(nn.Module):
-    """Tokens [b, s] (first stage) or activations [s, b, h] -> activations [s, b, h]; `losses` turns the last stage's into
-    the loss of each token."""
+    """Tokens [b, s] (first stage) or activations [s, b, h] -> activations [s, b, h]; `losses` turns the
+    last stage's into the loss of each token."""
 
     def __init__(self, model: ModelConfig, place: StagePlace, tp: TensorParallel, recompute: str) -> None:
         super().__init__()
@@ -81,7 +82,8 @@ class ModelStage(nn.Module):
             )
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """Tokens [b, s] on the first stage, else [s, b, h] ([s/n, b, h] under sequence parallelism) -> the latter."""
+        """Tokens [b, s] on the first stage, else [s, b, h] ([s/n, b, h] under sequence parallelism) -> the
+        latter."""
         hidden = self._embed(inputs) if self.embedding is not None and self.place.is_first else inputs
         for block in self.blocks:
             hidden = block(hidden, self.table)
@@ -101,7 +103,7 @@ class ModelStage(nn.Module):
         hidden = vocabulary_embedding(tokens.t(), self.embedding, self.first_row, self.tp)
         if self.positions is None:
             return hidden
-        rows = self.positions
+        rows: Tensor = self.positions
         if self.tp.sequence_parallel:
             share = self.model.sequence // self.tp.size
             rows = self.positions[self.tp.index * share : (self.tp.index + 1) * share]
@@ -109,8 +111,8 @@ class ModelStage(nn.Module):
 
 
 def vocabulary_rows(vocab: int, tp: TensorParallel) -> tuple[int, int]:
-    """First vocabulary row of this rank, and how many it holds: equal shares, rounded up to 8 rows where all ranks still
-    get some, the last one shorter."""
+    """First vocabulary row of this rank, and how many it holds: equal shares, rounded up to 8 rows where
+    all ranks still get some, the last one shorter."""
     share = -(-vocab // tp.size)
     rounded = -(-share // 8) * 8
     if rounded * (tp.size - 1) < vocab:

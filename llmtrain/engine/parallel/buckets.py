@@ -1,8 +1,10 @@
-"""Flat buckets: BF16 parameters, FP32 gradient sums, and this replica's FP32 shard of the optimizer state (ZeRO-1).
+"""Flat buckets: BF16 parameters, FP32 gradient sums, and this replica's FP32 shard of the optimizer state
+(ZeRO-1).
 
-A bucket is a few parameters laid end to end. Gradients of all micro-batches are summed in FP32 into its flat buffer; when the
-last one has arrived, the bucket's reduce-scatter over the replicas starts while the backward pass goes on. The shard is a
-contiguous 1/dp of the bucket, cut anywhere, also inside a parameter; with zero=0 it is the whole bucket on every replica.
+A bucket is a few parameters laid end to end. Gradients of all micro-batches are summed in FP32 into its
+flat buffer; when the last one has arrived, the bucket's reduce-scatter over the replicas starts while the
+backward pass goes on. The shard is a contiguous 1/dp of the bucket, cut anywhere, also inside a parameter;
+with zero=0 it is the whole bucket on every replica.
 """
 
 from __future__ import annotations
@@ -47,8 +49,8 @@ class Bucket:
     sharded: bool
     """Whether each replica keeps a part of the optimizer state, or all of it."""
     beyond: Group | None
-    """Group that the reduced shard is also summed over: tensor-parallel ranks that saw a part of the sequence or of the
-    heads, or the two ends of the pipeline that share an embedding."""
+    """Group that the reduced shard is also summed over: tensor-parallel ranks that saw a part of the
+    sequence or of the heads, or the two ends of the pipeline that share an embedding."""
     parameters: Tensor
     """[padded] in the compute format; the model's parameters are views of it."""
     gradients: Tensor
@@ -60,7 +62,8 @@ class Bucket:
     exp_avg_sq: Tensor
     """[shard] FP32, second moment."""
     reduced: Tensor
-    """[shard] FP32, the gradient summed over the replicas; a view of `gradients` where nothing is scattered."""
+    """[shard] FP32, the gradient summed over the replicas; a view of `gradients` where nothing is
+    scattered."""
     first: int
     """First element of the shard in the bucket."""
     runs: tuple[Run, ...]
@@ -112,7 +115,8 @@ class Buckets:
             bucket.waiting = len(bucket.slots) * micro_batches
 
     def accumulate(self, parameter: Tensor) -> None:
-        """Add a parameter's new gradient to its FP32 sum and drop it; start every reduction that has become possible."""
+        """Add a parameter's new gradient to its FP32 sum and drop it; start every reduction that has become
+        possible."""
         key = id(parameter)
         bucket, total = self._places[key]
         gradient = parameter.grad
@@ -179,15 +183,22 @@ class Buckets:
         self.publish()
 
     def pieces(self) -> Iterator[tuple[Bucket, ModelParameter, int, int, int, int]]:
-        """Every stretch of a logical tensor that lies in a shard of this rank: bucket, parameter, number of the piece,
-        first element in the piece's box, first and last element in the shard."""
+        """Every stretch of a logical tensor that lies in a shard of this rank: bucket, parameter, number of
+        the piece, first element in the piece's box, first and last element in the shard."""
         for bucket in self.buckets:
             for slot in bucket.slots:
                 start = slot.start
                 for number, piece in enumerate(slot.parameter.spec.pieces):
                     low, high = max(start, bucket.first), min(start + piece.numel, bucket.shard_stop)
                     if low < high:
-                        yield bucket, slot.parameter, number, low - start, low - bucket.first, high - bucket.first
+                        yield (
+                            bucket,
+                            slot.parameter,
+                            number,
+                            low - start,
+                            low - bucket.first,
+                            high - bucket.first,
+                        )
                     start += piece.numel
 
 
@@ -200,8 +211,8 @@ def build_buckets(
     device: torch.device,
     bucket_bytes: int,
 ) -> Buckets:
-    """Lay the parameters, given in forward order, into buckets of at most `bucket_bytes` of FP32 gradients (a larger
-    parameter gets a bucket of its own)."""
+    """Lay the parameters, given in forward order, into buckets of at most `bucket_bytes` of FP32 gradients
+    (a larger parameter gets a bucket of its own)."""
     plain: list[list[ModelParameter]] = []
     partial: list[ModelParameter] = []
     shared: list[ModelParameter] = []
@@ -240,7 +251,9 @@ def _make_bucket(
     dtype: torch.dtype,
     device: torch.device,
 ) -> Bucket:
-    members = sorted(members, key=lambda parameter: (not parameter.spec.decay, not _counted(parameter, groups)))
+    members = sorted(
+        members, key=lambda parameter: (not parameter.spec.decay, not _counted(parameter, groups))
+    )
     slots, total = [], 0
     for parameter in members:
         slots.append(Slot(parameter, total, total + parameter.spec.numel))
@@ -279,7 +292,9 @@ def _counted(parameter: ModelParameter, groups: Groups) -> bool:
     return not is_copy_of_tp and not is_copy_of_pp
 
 
-def _runs(slots: Sequence[Slot], first: int, stop: int, groups: Groups, is_single_copy: bool) -> Iterator[Run]:
+def _runs(
+    slots: Sequence[Slot], first: int, stop: int, groups: Groups, is_single_copy: bool
+) -> Iterator[Run]:
     """Merge neighbouring slots of one kind; the padding at the end, zero for ever, goes with the last."""
     start: int | None = None
     kind = (False, False)
@@ -300,4 +315,6 @@ def _runs(slots: Sequence[Slot], first: int, stop: int, groups: Groups, is_singl
 def _fill_master(bucket: Bucket, slot: Slot, seed: int) -> None:
     values = torch.cat([piece.initial(seed).flatten() for piece in slot.parameter.spec.pieces])
     low, high = max(slot.start, bucket.first), min(slot.stop, bucket.shard_stop)
-    bucket.master[low - bucket.first : high - bucket.first].copy_(values[low - slot.start : high - slot.start])
+    bucket.master[low - bucket.first : high - bucket.first].copy_(
+        values[low - slot.start : high - slot.start]
+    )

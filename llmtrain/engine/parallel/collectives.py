@@ -1,10 +1,10 @@
 """Every collective that autograd sees: the tensor-parallel linear layers, embedding and cross-entropy.
 
-Shapes: s sequence, b micro-batch, h hidden, o output rows on this rank, i input columns on this rank, v vocabulary rows on
-this rank, t = s x b tokens, n tensor-parallel degree. Activations are [s, b, h], or [s/n, b, h] between layers under
-sequence parallelism. Column and row splits as in Shoeybi et al. 2019 (Megatron-LM), sequence parallelism as in Korthikanti
-et al. 2022: a layer needs two collectives forward and two backward; under sequence parallelism each of them is a
-reduce-scatter and its all-gather.
+Shapes: s sequence, b micro-batch, h hidden, o output rows on this rank, i input columns on this rank, v
+vocabulary rows on this rank, t = s x b tokens, n tensor-parallel degree. Activations are [s, b, h], or
+[s/n, b, h] between layers under sequence parallelism. Column and row splits as in Shoeybi et al. 2019
+(Megatron-LM), sequence parallelism as in Korthikanti et al. 2022: a layer needs two collectives forward and
+two backward; under sequence parallelism each of them is a reduce-scatter and its all-gather.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ from llmtrain.engine.parallel.groups import Group, Pending
 
 
 class WeightGradients:
-    """Weight gradients put off by a zero-bubble schedule: the pass for inputs runs now, the pass for weights later."""
+    """Weight gradients put off by a zero-bubble schedule: the pass for inputs runs now, the pass for
+    weights later."""
 
     def __init__(self, accumulate: Callable[[Tensor], None]) -> None:
         """`accumulate(parameter)` takes over `parameter.grad`."""
@@ -109,7 +110,8 @@ class _ColumnLinear(torch.autograd.Function):
 
 
 class _RowLinear(torch.autograd.Function):
-    """[s, b, i] -> [s, b, h] (or [s/n, b, h]); the weight holds this rank's columns. The bias comes after the sum."""
+    """[s, b, i] -> [s, b, h] (or [s/n, b, h]); the weight holds this rank's columns. The bias comes after
+    the sum."""
 
     @staticmethod
     def forward(ctx: Any, inputs: Tensor, weight: Tensor, tp: TensorParallel) -> Tensor:
@@ -128,14 +130,16 @@ class _RowLinear(torch.autograd.Function):
 
 
 def column_linear(inputs: Tensor, weight: Tensor, bias: Tensor | None, tp: TensorParallel) -> Tensor:
-    """Multiply by a weight whose rows are split over the group: [s, b, h] -> [s, b, o]. One collective, backward."""
+    """Multiply by a weight whose rows are split over the group: [s, b, h] -> [s, b, o]. One collective,
+    backward."""
     if tp.size == 1 and tp.put_off is None:
         return F.linear(inputs, weight, bias)
     return _ColumnLinear.apply(inputs, weight, bias, tp)
 
 
 def row_linear(inputs: Tensor, weight: Tensor, tp: TensorParallel) -> Tensor:
-    """Multiply by a weight whose columns are split over the group: [s, b, i] -> [s, b, h]. One collective, forward."""
+    """Multiply by a weight whose columns are split over the group: [s, b, i] -> [s, b, h]. One collective,
+    forward."""
     if tp.size == 1 and tp.put_off is None:
         return F.linear(inputs, weight)
     return _RowLinear.apply(inputs, weight, tp)
@@ -165,14 +169,16 @@ class _VocabularyEmbedding(torch.autograd.Function):
 
 
 def vocabulary_embedding(tokens: Tensor, weight: Tensor, first: int, tp: TensorParallel) -> Tensor:
-    """Look up [s, b] tokens in an embedding whose rows are split over the group; `first` is this rank's first row."""
+    """Look up [s, b] tokens in an embedding whose rows are split over the group; `first` is this rank's
+    first row."""
     if tp.size == 1:
         return F.embedding(tokens, weight)
     return _VocabularyEmbedding.apply(tokens, weight, first, tp)
 
 
 class _VocabularyCrossEntropy(torch.autograd.Function):
-    """Logits [t, v], targets [t] -> losses [t], FP32. The gradient is made forward, in place of the logits' softmax."""
+    """Logits [t, v], targets [t] -> losses [t], FP32. The gradient is made forward, in place of the logits'
+    softmax."""
 
     @staticmethod
     def forward(ctx: Any, logits: Tensor, targets: Tensor, first: int, tp: TensorParallel) -> Tensor:

@@ -64,14 +64,17 @@ DONE = Pending()
 class Group:
     """Ranks that work together on one axis. `index` is this rank's place among `ranks`, in rank order."""
 
-    def __init__(self, axis: str, ranks: tuple[int, ...], rank: int, handle: dist.ProcessGroup | None) -> None:
+    def __init__(
+        self, axis: str, ranks: tuple[int, ...], rank: int, handle: dist.ProcessGroup | None
+    ) -> None:
         self.axis = axis
         self.ranks = ranks
         self.index = ranks.index(rank)
         self.size = len(ranks)
         self.handle = handle
         self.traffic = Traffic()
-        # gloo adds BF16 numbers one by one; a gather and one vectorised addition moves as much and costs a third.
+        # gloo adds BF16 numbers one by one; a gather and one vectorised addition moves as much and costs a
+        # third.
         self._gathers_small = handle is not None and handle.name() == "gloo" and self.size <= 4
 
     def all_reduce(self, tensor: torch.Tensor) -> torch.Tensor:
@@ -97,7 +100,8 @@ class Group:
         return full
 
     def start_all_gather(self, full: torch.Tensor, part: torch.Tensor) -> Pending:
-        """Begin to gather `part` of every member into `full`, [size x first, ...]; `part` may be its own place there."""
+        """Begin to gather `part` of every member into `full`, [size x first, ...]; `part` may be its own
+        place there."""
         if self.size == 1:
             if full.data_ptr() != part.data_ptr():
                 full.copy_(part)
@@ -152,7 +156,8 @@ class Groups:
     tp: Group
     pp: Group
     ends: Group
-    """First and last pipeline stage of this rank's column: they share a tied embedding. One rank elsewhere."""
+    """First and last pipeline stage of this rank's column: they share a tied embedding. One rank
+    elsewhere."""
 
     def all(self) -> tuple[Group, ...]:
         """Every group once."""
@@ -160,8 +165,8 @@ class Groups:
 
 
 def build_groups(dims: ParallelDims, rank: int) -> Groups:
-    """Make this rank's groups; every rank of the world must call it. The world may be a single rank without torch's
-    process group."""
+    """Make this rank's groups; every rank of the world must call it. The world may be a single rank without
+    torch's process group."""
     place = dims.coordinate(rank)
     alone = dims.world_size == 1
 
@@ -187,6 +192,7 @@ def build_groups(dims: ParallelDims, rank: int) -> Groups:
         ends=group("ends", ends),
     )
     if not is_end:
-        # torch names a group after its ranks and the number of groups its rank has: keep that number equal everywhere.
+        # torch names a group after its ranks and the number of groups its rank has: keep that number equal
+        # everywhere.
         dist.new_group([rank], use_local_synchronization=True)
     return groups

@@ -1,7 +1,9 @@
-"""Forward and backward passes of one replica's micro-batches, with or without a pipeline, and the pass for validation.
+"""Forward and backward passes of one replica's micro-batches, with or without a pipeline, and the pass for
+validation.
 
-The schedules are those of `torch.distributed.pipelining`; the stages are given with static shapes, so that nothing is inferred at
-run time. Shapes: m micro-batches, b micro-batch, s sequence, h hidden, n tensor-parallel degree.
+The schedules are those of `torch.distributed.pipelining`; the stages are given with static shapes, so that
+nothing is inferred at run time. Shapes: m micro-batches, b micro-batch, s sequence, h hidden, n
+tensor-parallel degree.
 """
 
 from __future__ import annotations
@@ -9,6 +11,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Protocol
 
 import torch
@@ -56,13 +59,13 @@ class Passes(Protocol):
     clock: Clock
 
     def train(self, tokens: Tensor, targets: Tensor, scale: float) -> Tensor | None:
-        """Tokens and targets [m b, s] forward and backward; return the sum over micro-batches of `scale` x mean loss,
-        detached, on the last stage."""
+        """Tokens and targets [m b, s] forward and backward; return the sum over micro-batches of `scale` x
+        mean loss, detached, on the last stage."""
         ...
 
     def evaluate(self, tokens: Tensor, targets: Tensor) -> Tensor | None:
-        """Tokens and targets [m b, s] forward only; return the summed token losses of each sequence, [m b] in FP64, on the
-        last stage."""
+        """Tokens and targets [m b, s] forward only; return the summed token losses of each sequence, [m b]
+        in FP64, on the last stage."""
         ...
 
 
@@ -78,7 +81,7 @@ class SinglePass:
         total = torch.zeros((), device=tokens.device)
         batches = zip(tokens.split(self._micro_batch), targets.split(self._micro_batch), strict=True)
         for index, (inputs, goals) in enumerate(batches):
-            loss = self.clock.run("forward", 0, index, lambda i=inputs, g=goals: self._loss(i, g, scale))
+            loss = self.clock.run("forward", 0, index, partial(self._loss, inputs, goals, scale))
             total += loss.detach()
             self.clock.run("backward", 0, index, loss.backward)
         return total
@@ -90,7 +93,9 @@ class SinglePass:
     def evaluate(self, tokens: Tensor, targets: Tensor) -> Tensor | None:
         """See `Passes.evaluate`."""
         batches = zip(tokens.split(self._micro_batch), targets.split(self._micro_batch), strict=True)
-        return torch.cat([_sequence_losses(self._stage, self._stage(inputs), goals) for inputs, goals in batches])
+        return torch.cat(
+            [_sequence_losses(self._stage, self._stage(inputs), goals) for inputs, goals in batches]
+        )
 
 
 class _TimedStage(PipelineStage):
@@ -129,6 +134,7 @@ class PipelinePass:
         groups: Groups,
         layout: Layout,
         micro_batches: int,
+        *,
         dtype: torch.dtype,
         device: Device,
     ) -> None:
@@ -181,17 +187,18 @@ class PipelinePass:
 
     @torch.no_grad()
     def evaluate(self, tokens: Tensor, targets: Tensor) -> Tensor | None:
-        """See `Passes.evaluate`. Micro-batches flow through the stages in order; nothing is kept for a backward pass."""
+        """See `Passes.evaluate`. Micro-batches flow through the stages in order; nothing is kept for a
+        backward pass."""
         results: list[Tensor] = []
         sending: list[tuple[Any, Tensor]] = []
+        received = torch.empty_like(self._activation)
         for stage in self._stages:
             for inputs, goals in zip(
                 tokens.split(self._micro_batch), targets.split(self._micro_batch), strict=True
             ):
                 if not stage.place.is_first:
-                    inputs = torch.empty_like(self._activation)
-                    dist.recv(inputs, self._neighbour(stage.place, -1), group=self._groups.pp.handle)
-                hidden = stage(inputs)
+                    dist.recv(received, self._neighbour(stage.place, -1), group=self._groups.pp.handle)
+                hidden = stage(inputs if stage.place.is_first else received)
                 if stage.place.is_last:
                     results.append(_sequence_losses(stage, hidden, goals))
                 else:
@@ -212,15 +219,17 @@ def _sequence_losses(stage: ModelStage, hidden: Tensor, targets: Tensor) -> Tens
 
 
 def _make_schedule(
-    stages: list[PipelineStage], layout: Layout, micro_batches: int, loss: Callable[[Tensor, Tensor], Tensor]
+    stages: list[Any], layout: Layout, micro_batches: int, loss: Callable[[Tensor, Tensor], Tensor]
 ) -> Any:
-    """The layout's schedule; scaling and summing gradients is the buckets' business, hence scale_grads=False."""
+    """The layout's schedule; scaling and summing gradients is the buckets' business, hence
+    scale_grads=False."""
     if layout.schedule == "zero-bubble":
         return ScheduleInterleavedZeroBubble(stages, micro_batches, loss, scale_grads=False)
     if layout.vpp > 1:
         return ScheduleInterleaved1F1B(stages, micro_batches, loss, scale_grads=False)
     if micro_batches < layout.pp:
-        # Too few to keep every stage busy: 1F1B is then all warm-up and cool-down, which is what GPipe's order does.
+        # Too few to keep every stage busy: 1F1B is then all warm-up and cool-down, which is what GPipe's
+        # order does.
         return ScheduleGPipe(stages[0], micro_batches, loss, scale_grads=False)
     return Schedule1F1B(stages[0], micro_batches, loss, scale_grads=False)
 
