@@ -143,13 +143,13 @@ def format_duration(seconds: float) -> str:
         figures = float(f"{seconds / scale:.3g}")
         if figures < limit:
             return f"{figures:g} {unit}"
-    for limit, large, large_name, small, small_name in (
+    for ceiling, large, large_name, small, small_name in (
         (3600, 60, "min", 1, "s"),
         (86400, 3600, "h", 60, "min"),
         (math.inf, 86400, "d", 3600, "h"),
     ):
         rounded = round(seconds / small) * small
-        if rounded < limit:
+        if rounded < ceiling:
             return f"{rounded // large:.0f} {large_name} {rounded % large // small:02.0f} {small_name}"
     return f"{seconds} s"
 

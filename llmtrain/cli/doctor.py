@@ -17,7 +17,10 @@ def register(app: typer.Typer) -> None:
 
 
 def _doctor(runs: Runs = Path("runs"), as_json: Json = False) -> None:
-    """Look at this machine and at the folder of runs, and tell what would be in the way of a run."""
+    """Find out what would be in the way of a run.
+
+    Looks at this machine and at the folder of runs.
+    """
     from llmtrain.observe.doctor import checks_table, diagnose
 
     diagnosis = diagnose(runs)

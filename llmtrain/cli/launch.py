@@ -37,7 +37,7 @@ def _launch(
     ] = False,
     as_json: Json = False,
 ) -> int:
-    """Start a run: plan it, write its folder, start its ranks, and show it until it ends.
+    """Start a run and show it until it ends.
 
     Ctrl-C once saves and stops the run, twice stops it now. The exit code is the run's.
     """

@@ -44,7 +44,10 @@ def _logs(
     no_prefix: Annotated[bool, typer.Option("--no-prefix", help="Lines as they were printed.")] = False,
     runs: Runs = Path("runs"),
 ) -> None:
-    """Print the logs of a run; without --rank each line stands after the name of who wrote it."""
+    """Print and follow the logs of a run.
+
+    Without --rank each line stands after the name of who wrote it.
+    """
     from llmtrain.observe.logs import follow_logs, log_files, read_logs, run_over
     from llmtrain.run.find import find_run
 

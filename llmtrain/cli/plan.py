@@ -29,7 +29,10 @@ def _plan(
     overrides: Overrides = None,
     as_json: Json = False,
 ) -> None:
-    """Plan a run: layout, memory, speed, and what is left when nodes are lost."""
+    """Plan a run: layout, memory, speed.
+
+    Also what is left of it when nodes are lost. Nothing is started.
+    """
     from llmtrain.config.job import resolve
     from llmtrain.config.layout_text import parse_layout
     from llmtrain.plan.document import plan_document

@@ -27,7 +27,9 @@ def _resume(
     ] = False,
     as_json: Json = False,
 ) -> int:
-    """Go on with a run from its newest valid checkpoint; never silently from the beginning.
+    """Go on with a run from its newest valid checkpoint.
+
+    Never silently from the beginning.
 
     A finished run is left as it is (exit code 0); a run that is being supervised is refused.
     """

@@ -36,7 +36,10 @@ def _status(
     runs: Runs = Path("runs"),
     as_json: Json = False,
 ) -> None:
-    """Show what a run is doing: step, loss, speed, ranks, attempts, checkpoint. Without RUN: list runs."""
+    """Show what a run is doing; without RUN, list runs.
+
+    Step, loss, speed, ranks, attempts, checkpoint.
+    """
     if watch and as_json:
         raise UsageError("--watch and --json exclude each other", where="--watch", hint="poll with --json")
     if run is None:

@@ -33,7 +33,9 @@ def _stop(
     ] = None,
     as_json: Json = False,
 ) -> int:
-    """Stop a run: its ranks save at the end of the current step and leave. `resume` goes on with it.
+    """Save and stop a run.
+
+    Its ranks save at the end of the current step and leave. `resume` goes on with it.
 
     Exit code 0 once the run is not running any more, whoever ended it.
     """

@@ -124,8 +124,10 @@ def _gated(config: Mapping[str, Any]) -> tuple[dict[str, Any], str]:
 def _sequence(config: Mapping[str, Any]) -> Any:
     """Longest sequence on which full attention is what the model does: a sliding window ends it."""
     longest, window = config.get("max_position_embeddings"), config.get("sliding_window")
-    slides = isinstance(window, int) and config.get("use_sliding_window", True) is True
-    return min(longest, window) if slides and isinstance(longest, int) else longest
+    slides = config.get("use_sliding_window", True) is True
+    if slides and isinstance(window, int) and isinstance(longest, int):
+        return min(longest, window)
+    return longest
 
 
 def _qwen2(config: Mapping[str, Any]) -> tuple[dict[str, Any], str]:
