@@ -42,13 +42,24 @@ class Start(Message):
     """Seconds that the ranks get to save when the supervisor goes silent or away."""
     environment: dict[str, str] = field(default_factory=dict)
     """Variables passed through from the launching shell; never written to a file."""
+    when_orphaned: tuple[str, ...] = ()
+    """Command to run when the supervisor vanished without a word, once the ranks have left."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PickPort(Message):
-    """Name a TCP port that is free on the agent's node."""
+    """Name a TCP port that is free on the agent's node, and listen on it until `Start`."""
 
     type: ClassVar[str] = "pick_port"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reach(Message):
+    """Try whether a port of another node can be reached from the agent's."""
+
+    type: ClassVar[str] = "reach"
+    address: str
+    port: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,6 +101,15 @@ class Port(Message):
 
     type: ClassVar[str] = "port"
     port: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reached(Message):
+    """Answer to `Reach`."""
+
+    type: ClassVar[str] = "reached"
+    error: str
+    """Why not; empty when it was reached."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -61,10 +61,12 @@ class AttemptRunner:
         writer: EventWriter,
         renew: Callable[[], None],
         environment: dict[str, str],
+        when_orphaned: tuple[str, ...] = (),
     ) -> None:
         self._run_dir, self._plan, self._backend = run, plan, backend
         self._limits, self._control, self._writer = limits, control, writer
         self._renew, self._environment = renew, environment
+        self._when_orphaned = when_orphaned
         self._fleet = Fleet(run, plan.number, backend, plan.nodes)
         self._reports = Reports(attempt=plan.number, world_size=plan.layout.world_size)
         self._state = RunState()
@@ -101,9 +103,32 @@ class AttemptRunner:
         self._fleet.send(0, messages.PickPort())
         if finding := self._await(lambda: self._reports.nodes[0].port is not None):
             return finding
+        port = self._reports.nodes[0].port or 0
+        if finding := self._check_ways(port):
+            return finding
         if self._control.wish() is None:
-            self._start_ranks(self._reports.nodes[0].port or 0)
+            self._start_ranks(port)
         return None
+
+    def _check_ways(self, port: int) -> Finding | None:
+        """Whether every node reaches node 0, where all ranks will meet; names the pairs that fail."""
+        first, others = self._plan.nodes[0], list(self._reports.nodes.values())[1:]
+        for report in others:
+            self._fleet.send(report.node, messages.Reach(address=first.address, port=port))
+        if finding := self._await(lambda: all(report.reached for report in others)):
+            return finding
+        failed = [report for report in others if report.reached is not None and report.reached.error]
+        if not failed:
+            return None
+        if len(failed) < len(others):  # Otherwise it may as well be node 0, or a rule for all.
+            self._unreachable = [report.name for report in failed]
+        pairs = "; ".join(
+            f"{report.name} does not reach {first.name} at {first.address} port {port}: "
+            f"{report.reached.error if report.reached else ''}"
+            for report in failed
+        )
+        message = f"{pairs} (a firewall between nodes, or inter_node.interface is needed)"
+        return Finding(kind="peer_unreachable", message=message, at=time.monotonic(), node=failed[0].node)
 
     def _await(self, done: Callable[[], bool]) -> Finding | None:
         """Pump until something is done, wrong, or a stop is wanted."""
@@ -130,6 +155,7 @@ class AttemptRunner:
                 port=port,
                 grace=self._limits.save,
                 environment={**self._plan.nodes[index].environment, **self._environment},
+                when_orphaned=self._when_orphaned,
             )
             first_rank += ranks
             self._fleet.send(index, start)

@@ -21,6 +21,8 @@ class NodeReport:
     """Last line from its agent."""
     hello: messages.Hello | None = None
     port: int | None = None
+    reached: messages.Reached | None = None
+    """Whether the node gets through to the rendezvous port of node 0."""
     closed: float | None = None
     """When its channel ended."""
     script_ended: messages.ScriptEnded | None = None
@@ -83,6 +85,8 @@ class Reports:
                 report.hello = message
             case messages.Port(port=port):
                 report.port = port
+            case messages.Reached():
+                report.reached = message
             case messages.RankSpawned(rank=rank, pid=pid):
                 self.pids[rank], self.node_of[rank] = pid, node
             case messages.RankEnded():
