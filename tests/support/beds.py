@@ -198,8 +198,8 @@ def ssh_beds() -> Iterator[SshBeds]:
 
 @pytest.fixture
 def ssh_bed(ssh_beds: SshBeds) -> Iterator[SshBed]:
-    """Four nodes, whole again after the test."""
-    bed = ssh_beds.nodes(4)
+    """Five nodes, whole again after the test."""
+    bed = ssh_beds.nodes(5)
     yield bed
     bed.restore()
 

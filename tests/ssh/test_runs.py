@@ -1,0 +1,187 @@
+"""Runs over real SSH nodes with stand-ins for ranks: to the end, and through every kind of loss."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from llmtrain.agent.sweep import leftovers
+from llmtrain.run.layout import RunDir
+from llmtrain.run.record import read_record
+from tests.support import ssh_runs
+from tests.support import stand_in_runs as runs
+from tests.support.beds import SshBed
+
+pytestmark = pytest.mark.e2e
+
+LOST_SECONDS = 12.0
+"""From a silent loss to its finding: 8 s for the end of the channel, or 10 s of silence."""
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return runs.prepared_corpus(tmp_path_factory.mktemp("corpus"))
+
+
+@pytest.fixture
+def make(bed_home: Path, ssh_bed: SshBed, tmp_path: Path, corpus: Path) -> Iterator[Callable[..., RunDir]]:
+    made: list[RunDir] = []
+
+    def make_one(*, nodes: int = 4, spares: int = 0, **options: object) -> RunDir:
+        profile = ssh_runs.write_profile(tmp_path / "bed.yaml", ssh_bed, nodes=nodes, spares=spares)
+        made.append(ssh_runs.make_run(tmp_path / "runs" / f"run-{len(made)}", profile, **options))
+        runs.use_corpus(made[-1], corpus)
+        return made[-1]
+
+    yield make_one
+    ssh_bed.restore()
+    for run in made:
+        runs.clean_up(run)
+
+
+def finish(run: RunDir, supervisor: subprocess.Popen[bytes], status: int, seconds: float = 120.0) -> None:
+    assert supervisor.wait(seconds) == status, run.supervisor_log.read_text()
+    record = read_record(run)
+    assert (record.stage, record.exit_status) == ("ended", status)
+
+
+def outcomes(run: RunDir) -> list[tuple[str, str]]:
+    return [(attempt.outcome, attempt.cause) for attempt in read_record(run).attempts]
+
+
+def test_run_to_the_end(make, ssh_bed) -> None:
+    run = make(steps=4)
+    finish(run, runs.supervise(run), 0)
+    assert outcomes(run) == [("completed", "")]
+    [started] = runs.events(run, "attempt_started")
+    assert started.payload.nodes == ssh_bed.names[:4]
+    hosts = {event.rank: event.payload.host for event in runs.events(run, "rank_started")}
+    assert hosts == {rank: f"node{1 + rank // 2}" for rank in range(8)}
+    assert sorted(path.name for path in run.attempt(1).logs.glob("rank-*")) == [
+        f"rank-{rank:05d}.log" for rank in range(8)
+    ]
+    assert all(path.stat().st_size == 0 for path in run.attempt(1).logs.glob("agent-*"))
+    runs.assert_nothing_left(run)
+
+
+def test_ranks_are_told_the_interface_of_their_node(make) -> None:
+    run = make(steps=2)
+    script = run.scripts / "node.sh"
+    body = script.read_text().partition("\n")
+    line = (
+        f'\nenv | grep SOCKET_IFNAME | sort > {run.path}/ifname-"$2"\necho "$5" > {run.path}/address-"$2"\n'
+    )
+    script.write_text(body[0] + line + body[2])
+    finish(run, runs.supervise(run), 0)
+    for node in range(4):
+        assert "GLOO_SOCKET_IFNAME=eth0\n" in (run.path / f"ifname-{node}").read_text()
+
+
+def test_dead_rank_costs_one_attempt(make, ssh_bed) -> None:
+    run = make(steps=8, step_seconds=0.4)
+    supervisor = runs.supervise(run)
+    runs.wait_for(lambda: runs.step_reached(run, 2), what="step 2")
+    pid = runs.rank_pid(run, 5)
+    began = time.time()
+    ssh_bed.run("node3", "kill", "-9", str(pid))
+    finish(run, supervisor, 0)
+    [found] = runs.events(run, "found")
+    assert found.time - began < 2.0
+    assert (found.payload.finding, found.payload.rank) == ("rank_dead", 5)
+    assert "rank 5 on node3 was killed by SIGKILL" in found.payload.message
+    assert outcomes(run) == [("failed", "rank_dead"), ("completed", "")]
+    runs.assert_nothing_left(run)
+
+
+def test_killed_supervisor_leaves_nothing_on_any_node_and_a_new_one_goes_on(make) -> None:
+    run = make(steps=10, step_seconds=0.4)
+    supervisor = runs.supervise(run)
+    runs.wait_for(lambda: runs.step_reached(run, 3), what="step 3")
+    supervisor.send_signal(signal.SIGKILL)
+    supervisor.wait()
+    runs.wait_for(lambda: not leftovers(run.path), 30.0, "the ranks to save and leave")
+    reasons = {event.payload.reason for event in runs.events(run, "rank_finished")}
+    assert reasons == {"stopped"}
+    finish(run, runs.supervise(run), 0)
+    assert outcomes(run) == [("abandoned", ""), ("completed", "")]
+    runs.assert_nothing_left(run)
+
+
+@pytest.mark.parametrize("fault", ["crash", "power", "cut", "freeze"])
+def test_lost_node_is_replaced_by_the_spare(make, ssh_bed, fault) -> None:
+    run = make(nodes=5, spares=1, steps=12, step_seconds=0.4)
+    supervisor = runs.supervise(run)
+    runs.wait_for(lambda: runs.step_reached(run, 3), what="step 3")
+    began = time.time()
+    ssh_bed.fault(fault, "node2")
+    finish(run, supervisor, 0)
+    found = runs.events(run, "found")[0]
+    assert found.payload.node == 1, found.payload.message
+    assert "node2" in found.payload.message
+    assert found.time - began < (2.0 if fault == "crash" else LOST_SECONDS)
+    record = read_record(run)
+    assert record.lost_nodes == ("node2",)
+    assert record.attempts[-1].nodes == ("node1", "node3", "node4", "node5")
+    assert record.reached_step == 12
+    ssh_bed.restore()
+    # A node that was only cut off still runs its agent, which leaves by itself when nobody speaks to it.
+    runs.assert_nothing_left(run, seconds=90.0)
+
+
+def test_lost_node_without_a_spare_ends_the_run(make, ssh_bed) -> None:
+    run = make(steps=40, step_seconds=0.4)
+    supervisor = runs.supervise(run)
+    runs.wait_for(lambda: runs.step_reached(run, 2), what="step 2")
+    ssh_bed.fault("crash", "node4")
+    finish(run, supervisor, 93)
+    assert "1 of 4 nodes lost (node4), the budget allows 0" in read_record(run).message
+    ssh_bed.restore()
+    runs.assert_nothing_left(run)
+
+
+def test_stop_saves_and_leaves_everywhere(make) -> None:
+    from llmtrain.supervise.stop import ask_to_stop
+
+    run = make(steps=50, step_seconds=0.3)
+    supervisor = runs.supervise(run)
+    runs.wait_for(lambda: runs.step_reached(run, 2), what="step 2")
+    ask_to_stop(run)
+    finish(run, supervisor, 75)
+    assert {event.payload.reason for event in runs.events(run, "rank_finished")} == {"stopped"}
+    runs.assert_nothing_left(run)
+
+
+def test_pair_of_nodes_that_do_not_reach_each_other_is_named(make, ssh_bed) -> None:
+    run = make(steps=4)
+    block = [
+        "iptables",
+        "-A",
+        "INPUT",
+        "-s",
+        ssh_bed.address("node3"),
+        "-p",
+        "tcp",
+        "--dport",
+        "1024:65535",
+        "--syn",
+        "-j",
+        "REJECT",
+    ]
+    ssh_bed.run("node1", *block)
+    try:
+        supervisor = runs.supervise(run)
+        finish(run, supervisor, 93)
+        found = runs.events(run, "found")[0].payload
+        assert found.finding == "peer_unreachable"
+        assert found.message.startswith(f"node3 does not reach node1 at {ssh_bed.address('node1')} port ")
+        assert "connection refused" in found.message
+        assert "node2" not in found.message and "node4" not in found.message
+        assert not runs.events(run, "rank_started")
+    finally:
+        ssh_bed.run("node1", *["-D" if word == "-A" else word for word in block])
+    runs.assert_nothing_left(run)
