@@ -94,6 +94,9 @@ def _invoke(arguments: Sequence[str]) -> int:
     except LlmtrainError as error:
         return _report(error.problems, error.exit_status, arguments)
     except _USAGE_ERROR as error:
+        if error.format_message().startswith("Usage: "):  # a command group without a command: its help
+            console.say(error.format_message())
+            return ExitStatus.USAGE
         return _report([usage_problem(error)], ExitStatus.USAGE, arguments)
     except typer.Exit as leave:
         return int(leave.exit_code)
@@ -126,7 +129,7 @@ def usage_problem(error: Any) -> Problem:
     command = context.command_path if context is not None else "llmtrain"
     look = f"see `{command} --help`"
     if hasattr(error, "possibilities"):
-        near = _near(error.option_name, _option_names(context), 0.6) or list(error.possibilities or ())
+        near = [f"--{name}" for name in _near(error.option_name.lstrip("-"), _option_names(context), 0.6)]
         suggestion = f"did you mean `{near[0]}`? " if near else ""
         return Problem("", f"{command} has no option `{error.option_name}`", f"{suggestion}{look}")
     message = _plain_words(error.format_message().strip().rstrip("."))
@@ -159,4 +162,4 @@ def _near(name: str, known: Sequence[str], cutoff: float = 0.5) -> list[str]:
 
 def _option_names(context: Any) -> list[str]:
     parameters = context.command.params if context is not None else []
-    return [option for parameter in parameters for option in parameter.opts if option.startswith("--")]
+    return [option[2:] for entry in parameters for option in entry.opts if option.startswith("--")]

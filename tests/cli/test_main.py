@@ -74,6 +74,15 @@ def test_no_command_shows_help_as_talk(capsys: pytest.CaptureFixture[str]) -> No
     assert captured.err.startswith("Usage: llmtrain")
 
 
+@pytest.mark.parametrize("group", ["data", "checkpoint"])
+def test_a_group_without_a_command_shows_its_help(group: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main.run([group]) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.startswith(f"Usage: llmtrain {group}")
+    assert "Commands:" in captured.err
+
+
 @pytest.mark.parametrize(
     ("error", "status"),
     [
