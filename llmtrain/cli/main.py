@@ -162,4 +162,4 @@ def _near(name: str, known: Sequence[str], cutoff: float = 0.5) -> list[str]:
 
 def _option_names(context: Any) -> list[str]:
     parameters = context.command.params if context is not None else []
-    return [option[2:] for entry in parameters for option in entry.opts if option.startswith("--")]
+    return ["help", *(option[2:] for entry in parameters for option in entry.opts if option.startswith("--"))]
