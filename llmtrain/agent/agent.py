@@ -8,6 +8,7 @@ save and leave, then everything is killed, then that is verified.
 from __future__ import annotations
 
 import os
+import select
 import selectors
 import signal
 import socket
@@ -23,6 +24,7 @@ from llmtrain.agent import messages
 from llmtrain.agent.deathsig import adopt_orphans, die_with_parent
 from llmtrain.agent.door import Door, knock
 from llmtrain.agent.link import Link
+from llmtrain.agent.orphan import call_for_help
 from llmtrain.agent.ranks import RankProcess, Ranks, failures_in_log, last_lines, tail_bytes, tree_of
 from llmtrain.agent.relay import Relay
 from llmtrain.agent.sweep import ATTEMPT_MARKER, RUN_MARKER, kill_all, leftovers, sweep
@@ -64,6 +66,7 @@ class Agent:
         self._failed = False
         self._script_end = float("inf")
         self._ranks_gone = time.monotonic()
+        self._was_stopped = False
 
     def run(self) -> int:
         """Serve until everything has ended; 0 when nothing was left behind."""
@@ -80,7 +83,21 @@ class Agent:
         left = self._tear_down()
         self.link.send(messages.Gone(left=left))
         self.link.drain(2.0)
+        if self.start is not None and self.start.when_orphaned and self._is_orphaned():
+            call_for_help(self.start.when_orphaned, self.attempt.node_log(self.node))
         return 1 if left else 0
+
+    def _is_orphaned(self) -> bool:
+        """Whether the supervisor has vanished. One that lives ends an agent that is done, by word or by
+        force; one whose machine is lost leaves the channel open and silent."""
+        while not self._was_stopped and not self._signals:
+            if self.link.is_closed or time.monotonic() - self._heard > SILENCE_SECONDS:
+                return True
+            select.select([self.link.incoming], [], [], TICK_SECONDS)
+            for message in self.link.read():
+                self._heard = time.monotonic()
+                self._obey(message)
+        return False
 
     # ---- what the supervisor says
     def _obey(self, message: messages.Message) -> None:
@@ -95,6 +112,7 @@ class Agent:
             case messages.Start() if self.script is None and self.stage == "idle":
                 self._begin(message)
             case messages.Stop(grace=grace):
+                self._was_stopped = True
                 self._leave(grace)
             case messages.DumpStacks():
                 self.ranks.dump_stacks()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from llmtrain.config.job import JobSpec
 from llmtrain.errors import Problem
@@ -62,7 +62,7 @@ class Node:
     """As people and `attempt.json` call it; unique in the job."""
     address: str
     """Where the other nodes reach it."""
-    environment: Mapping[str, str] = field(default_factory=dict)
+    environment: Mapping[str, str] = field(default_factory=dict, hash=False)
     """Variables that its ranks get before those of the profile, e.g. the name of its network interface."""
 
 
@@ -95,4 +95,21 @@ class Backend(Protocol):
 
     def agent_python(self, node: Node) -> str:
         """The interpreter that has llmtrain on a node."""
+        ...
+
+
+@runtime_checkable
+class AllocationBackend(Protocol):
+    """A backend whose supervisor runs inside of a scheduler's job, which may end, move, and start again."""
+
+    def allocation(self) -> str:
+        """Identity of the job that this process runs in and of its present start; empty outside of a job."""
+        ...
+
+    def is_over(self, allocation: str) -> bool:
+        """Whether the scheduler has ended that start of that job; False also when nobody knows."""
+        ...
+
+    def orphan_command(self, run: RunDir) -> tuple[str, ...]:
+        """What an agent runs when its supervisor has vanished and its ranks have left; empty for nothing."""
         ...

@@ -11,6 +11,7 @@ from llmtrain.errors import ConfigError, Problem
 BACKENDS: dict[str, str] = {
     "local": "llmtrain.backends.local:LocalBackend",
     "ssh": "llmtrain.backends.ssh:SshBackend",
+    "slurm": "llmtrain.backends.slurm:SlurmBackend",
 }
 """`backend.kind` of a profile -> module:class."""
 

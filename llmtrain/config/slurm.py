@@ -1,6 +1,7 @@
 """The `slurm` section of a cluster profile's backend: what `sbatch` is asked for, and what the nodes need.
 
-Fields that are sbatch directives have the directive's name, with `_` for `-`; an empty text leaves the directive out.
+Fields that are sbatch directives have the directive's name, with `_` for `-`; an empty text leaves the
+directive out.
 """
 
 from __future__ import annotations
@@ -124,3 +125,9 @@ class SlurmConfig:
 def slurm_config(section: SlurmConfig | None) -> SlurmConfig:
     """The section, or its defaults where a profile has none."""
     return section if section is not None else SlurmConfig()
+
+
+def python_of_ranks(section: SlurmConfig | None, python: str) -> str:
+    """The interpreter that agents and ranks use: that of the container, where they run in one."""
+    container = slurm_config(section).container
+    return container.python if container is not None else python

@@ -41,12 +41,11 @@ OWN_DIRECTIVES: dict[str, str] = {
 }  # fmt: skip
 """Directives that are not free -> what to write instead; empty: llmtrain decides."""
 
-OWN_SRUN_ARGUMENTS = frozenset(
-    {
-        "-N", "--nodes", "-n", "--ntasks", "-w", "--nodelist", "--jobid", "--overlap", "-i", "--input", "-o", "--output",
-        "-e", "--error", "-l", "--label", "--pty", "-u", "--unbuffered", "-W", "--wait", "--ntasks-per-node",
-    }
-)  # fmt: skip
+OWN_SRUN_ARGUMENTS = (
+    *("-N", "--nodes", "-n", "--ntasks", "--ntasks-per-node", "-w", "--nodelist", "--jobid", "--overlap"),
+    *("-i", "--input", "-o", "--output", "-e", "--error", "-l", "--label", "--pty", "-u", "--unbuffered"),
+    *("-W", "--wait"),
+)
 """Arguments of srun that the agents' channels depend on."""
 
 _DIRECTIVE = re.compile(r"[a-z][a-z0-9-]*")

@@ -7,7 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from llmtrain.config.codec import to_json
+from llmtrain.config.slurm import python_of_ranks
 from llmtrain.render.environment import environment
+from llmtrain.render.slurm import BATCH_SCRIPT, render_slurm
 from llmtrain.render.variables import settings
 from llmtrain.run.atomic import json_text
 from llmtrain.run.job_file import JobFile
@@ -39,6 +41,7 @@ def render(job: JobFile, plan: Mapping[str, Any], run: RunDir, *, python: str) -
 def render_scripts(job: JobFile, run: RunDir, *, python: str) -> RenderedJob:
     """The scripts alone; a resumed run renders them again, since its interpreter may have moved."""
     cluster = job.spec.cluster
+    python = cluster.backend.python or python
     scripts = run.scripts.relative_to(run.path)
     env = _template("env.sh.j2").render(
         settings=settings(cluster),
@@ -47,11 +50,14 @@ def render_scripts(job: JobFile, run: RunDir, *, python: str) -> RenderedJob:
     )
     node = _template("node.sh.j2").render(
         env_file=str(run.scripts / "env.sh"),
-        python=python,
+        python=python_of_ranks(cluster.backend.slurm, python),
         run_id=job.run_id,
         job_json=str(run.job_json),
     )
-    return RenderedJob(files={str(scripts / "env.sh"): env, str(scripts / "node.sh"): node})
+    files = {str(scripts / "env.sh"): env, str(scripts / "node.sh"): node}
+    if cluster.backend.kind == "slurm":
+        files[str(scripts / BATCH_SCRIPT)] = render_slurm(job, run, python=python)
+    return RenderedJob(files=files)
 
 
 def _template(name: str) -> Any:

@@ -100,6 +100,16 @@ class RunDir:
         return self.path / "record.json"
 
     @property
+    def submission_json(self) -> Path:
+        """The scheduler's jobs that were submitted last (`run/submission.py`)."""
+        return self.path / "submission.json"
+
+    @property
+    def requeues(self) -> Path:
+        """Folder of claims: who queued which job again, so that only one does."""
+        return self.path / "requeues"
+
+    @property
     def lease(self) -> Path:
         """Folder that says which supervisor may write (`run/lease.py`)."""
         return self.path / "lease"

@@ -14,7 +14,9 @@ from __future__ import annotations
 
 import json
 import os
+import threading
 import time
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -45,6 +47,8 @@ class LeaseHolder:
     released: bool
     age: float
     """Seconds since the holder last renewed."""
+    allocation: str = ""
+    """The scheduler's job that the holder runs in, where there is one."""
 
     @property
     def is_alive(self) -> bool:
@@ -61,9 +65,10 @@ class LeaseHolder:
 class Lease:
     """A lease that this process took; `token` rises with every holder."""
 
-    def __init__(self, folder: Path, token: int, since: float) -> None:
-        self.folder, self.token, self._since = folder, token, since
+    def __init__(self, folder: Path, token: int, since: float, allocation: str = "") -> None:
+        self.folder, self.token, self._since, self._allocation = folder, token, since, allocation
         self._renewed = time.monotonic()
+        self._left = threading.Event()
 
     @property
     def path(self) -> Path:
@@ -86,28 +91,45 @@ class Lease:
             os.utime(self.path)
             self._renewed = time.monotonic()
 
+    def keep_fresh(self) -> None:
+        """Renew from a thread as long as this process lives and holds the lease: a holder that sweeps nodes
+        or prepares a corpus for minutes must not look dead to other machines."""
+        threading.Thread(target=self._keep_fresh, name="lease", daemon=True).start()
+
+    def _keep_fresh(self) -> None:
+        while not self._left.wait(RENEW_SECONDS):
+            with suppress(OSError, LeaseLostError):
+                self.renew()
+
     def release(self) -> None:
         """Say that the holder leaves; harmless when the lease is lost."""
+        self._left.set()
         if max(_tokens(self.folder), default=0) == self.token:
-            write_atomic(self.path, _text(this_process(), self._since, released=True))
+            text = _text(this_process(), self._since, released=True, allocation=self._allocation)
+            write_atomic(self.path, text)
 
 
-def acquire(run: RunDir) -> Lease:
-    """Take the lease of a run; raises UsageError when a live supervisor holds it."""
+def acquire(run: RunDir, *, allocation: str = "", dead: int | None = None) -> Lease:
+    """Take the lease of a run; raises UsageError when a live supervisor holds it.
+
+    `dead` is the token of a holder that has ended, as its scheduler says, though its file may still be fresh.
+    """
     folder = run.lease
     folder.mkdir(parents=True, exist_ok=True)
     while True:
         # The next number after the holder that was judged: had another candidate been quicker, it exists.
-        judged = refuse_if_supervised(run)
+        judged = refuse_if_supervised(run, dead=dead)
         token, now = 1 + (judged.token if judged is not None else 0), time.time()
-        if create_once(_path(folder, token), _text(this_process(), now, released=False)):
-            return Lease(folder, token, now)
+        text = _text(this_process(), now, released=False, allocation=allocation)
+        if create_once(_path(folder, token), text):
+            return Lease(folder, token, now, allocation)
 
 
-def refuse_if_supervised(run: RunDir) -> LeaseHolder | None:
-    """The last holder, who is gone; raises UsageError when a live supervisor holds the lease."""
+def refuse_if_supervised(run: RunDir, *, dead: int | None = None) -> LeaseHolder | None:
+    """The last holder, who is gone; raises UsageError when a live supervisor holds the lease (the holder with
+    the token `dead` is none)."""
     holder = read_holder(run)
-    if holder is not None and holder.is_alive:
+    if holder is not None and holder.is_alive and holder.token != dead:
         raise UsageError(
             f"run {run.run_id} is already supervised by {holder.describe()}",
             where=str(run.path),
@@ -132,6 +154,7 @@ def read_holder(run: RunDir) -> LeaseHolder | None:
             since=raw["since"],
             released=raw["released"],
             age=age,
+            allocation=raw.get("allocation", ""),
         )
     return None
 
@@ -148,8 +171,10 @@ def _file_clock(folder: Path) -> float:
     return now
 
 
-def _text(process: ProcessIdentity, since: float, *, released: bool) -> str:
+def _text(process: ProcessIdentity, since: float, *, released: bool, allocation: str = "") -> str:
     value = {"schema": 1, "process": asdict(process), "since": since, "released": released}
+    if allocation:
+        value["allocation"] = allocation
     return json.dumps(value, indent=2) + "\n"
 
 

@@ -51,10 +51,14 @@ class RunRecord:
     attempts: tuple[AttemptRecord, ...] = ()
     lost_nodes: tuple[str, ...] = ()
     """Distinct nodes lost so far; the node-loss budget counts these."""
+    allocation: str = ""
+    """The scheduler's job that these nodes belonged to, where there is one."""
     exit_status: int | None = None
     """Exit code of the run's last ending; None while it runs or before."""
     message: str = ""
     """One sentence about the last ending."""
+    stop_requested: bool = False
+    """Whether a person asked for that ending: then no scheduler is to start the run again by itself."""
 
     @property
     def reached_step(self) -> int:

@@ -8,15 +8,17 @@ from __future__ import annotations
 
 import argparse
 import sys
+import time
 import traceback
 from dataclasses import replace
 from pathlib import Path
 
+from llmtrain.backends.base import AllocationBackend, Backend
 from llmtrain.backends.registry import load_backend
-from llmtrain.errors import ExitStatus, LlmtrainError
-from llmtrain.run.job_file import read_job_file
+from llmtrain.errors import ExitStatus, LlmtrainError, UsageError
+from llmtrain.run.job_file import JobFile, read_job_file
 from llmtrain.run.layout import RunDir
-from llmtrain.run.lease import Lease, LeaseLostError, acquire
+from llmtrain.run.lease import Lease, LeaseLostError, acquire, read_holder
 from llmtrain.run.record import read_record, write_record
 from llmtrain.supervise.control import Control
 from llmtrain.supervise.limits import limits_for, predicted_step_seconds
@@ -27,14 +29,25 @@ def main(argv: list[str]) -> int:
     """Take the lease, supervise, release it; return the run's exit code."""
     parser = argparse.ArgumentParser(prog="python -m llmtrain.supervise")
     parser.add_argument("run_dir", type=Path)
-    run = RunDir(parser.parse_args(argv).run_dir.resolve())
+    parser.add_argument(
+        "--wait-for-lease",
+        type=float,
+        default=0.0,
+        metavar="SECONDS",
+        help="how long to wait for an earlier supervisor, which may be on a lost machine, to count as dead",
+    )
+    options = parser.parse_args(argv)
+    run = RunDir(options.run_dir.resolve())
     try:
-        lease = acquire(run)
+        job = read_job_file(run.job_json)
+        backend = load_backend(job.spec.cluster)
+        lease = _take_lease(run, backend, options.wait_for_lease)
     except LlmtrainError as error:
         sys.stderr.write(f"{error.text()}\n")
         return int(error.exit_status)
     try:
-        return int(_supervise(run, lease))
+        lease.keep_fresh()
+        return int(_supervise(run, job, backend, lease))
     except LeaseLostError as error:
         sys.stderr.write(f"{error.text()}\n")
         return int(ExitStatus.FAILED)
@@ -49,12 +62,27 @@ def main(argv: list[str]) -> int:
         lease.release()
 
 
-def _supervise(run: RunDir, lease: Lease) -> ExitStatus:
-    job = read_job_file(run.job_json)
+def _take_lease(run: RunDir, backend: Backend, patience: float) -> Lease:
+    """Take the lease, at once when the scheduler says that the holder's job is over. Raises UsageError."""
+    allocation = backend.allocation() if isinstance(backend, AllocationBackend) else ""
+    deadline = time.monotonic() + patience
+    while True:
+        holder = read_holder(run)
+        dead = None
+        if holder is not None and holder.is_alive and isinstance(backend, AllocationBackend):
+            dead = holder.token if holder.allocation and backend.is_over(holder.allocation) else None
+        try:
+            return acquire(run, allocation=allocation, dead=dead)
+        except UsageError:
+            if time.monotonic() >= deadline:
+                raise
+        time.sleep(1.0)
+
+
+def _supervise(run: RunDir, job: JobFile, backend: Backend, lease: Lease) -> ExitStatus:
     limits = limits_for(predicted_step_seconds(run.plan_json))
     control = Control(run, limits.save)
     control.listen()
-    backend = load_backend(job.spec.cluster)
     return Supervisor(run, job, backend, lease, control=control, limits=limits).run()
 
 

@@ -33,6 +33,11 @@ class Control:
             wishes.append(parse_stop(text, self._grace))
         return min(wishes, default=None)
 
+    @property
+    def is_requested(self) -> bool:
+        """Whether a person asked, by the STOP file; signals come from schedulers, too."""
+        return self._run.stop_file.exists()
+
     def forget(self) -> None:
         """Take the STOP file away, once it was obeyed or when a run is resumed."""
         with suppress(FileNotFoundError):

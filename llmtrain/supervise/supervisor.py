@@ -7,7 +7,7 @@ import sys
 import time
 from dataclasses import replace
 
-from llmtrain.backends.base import Backend
+from llmtrain.backends.base import AllocationBackend, Backend
 from llmtrain.config.codec import to_json
 from llmtrain.errors import ExitStatus, LlmtrainError
 from llmtrain.events.schema import AttemptEnded, AttemptStarted, Decided, RunEnded
@@ -61,6 +61,7 @@ class Supervisor:
     # ---- before the first attempt
     def _take_over(self) -> None:
         """Wait for what an earlier supervisor left to save and leave, end what does not, and say so."""
+        self._enter_allocation()
         numbers = self._run_dir.attempt_numbers()
         unfinished = [each for each in self._record.attempts if each.outcome == "running"]
         for attempt in unfinished:
@@ -75,7 +76,28 @@ class Supervisor:
             )
             for name, word in words.items():
                 sys.stderr.write(f"{name}: {word}\n")
-        self._save(replace(self._record, stage="running", exit_status=None, message=""))
+        self._save(replace(self._record, stage="running", exit_status=None, message="", stop_requested=False))
+
+    def _enter_allocation(self) -> None:
+        """Nodes that were lost belong to the job that had them: a new one has nodes that its scheduler
+        vouches for, perhaps the same after a repair."""
+        if not isinstance(self._backend, AllocationBackend):
+            return
+        allocation = self._backend.allocation()
+        if allocation != self._record.allocation:
+            self._record = replace(self._record, allocation=allocation, lost_nodes=())
+
+    def _look_at_nodes(self, number: int, first: int) -> None:
+        """Nodes that the scheduler has taken away since the last attempt are lost; raises LlmtrainError."""
+        if number == first or not isinstance(self._backend, AllocationBackend):
+            return
+        nodes = tuple(self._backend.nodes(self._job.spec, self._run_dir))
+        left = {node.name for node in nodes}
+        gone = [node.name for node in self._nodes if node.name not in left]
+        if gone:
+            lost = tuple(dict.fromkeys((*self._record.lost_nodes, *gone)))
+            self._save(replace(self._record, lost_nodes=lost))
+        self._nodes = nodes
 
     def _open_writer(self, number: int) -> EventWriter:
         return EventWriter(
@@ -89,6 +111,7 @@ class Supervisor:
     def _one_attempt(self, number: int, first: int, reason: str, writer: EventWriter) -> Decision:
         started, clock = time.time(), time.monotonic()
         try:
+            self._look_at_nodes(number, first)
             ensure_corpus(self._run_dir, self._job.spec.recipe, self._control, writer)
             plan = choose(self._job, self._nodes, self._record.lost_nodes, number=number)
         except StopWantedError:
@@ -140,7 +163,12 @@ class Supervisor:
             writer=writer,
             renew=self._lease.renew,
             environment={name: os.environ[name] for name in names if name in os.environ},
+            when_orphaned=self._orphan_command(),
         )
+
+    def _orphan_command(self) -> tuple[str, ...]:
+        backend = self._backend
+        return backend.orphan_command(self._run_dir) if isinstance(backend, AllocationBackend) else ()
 
     def _finish(
         self, record: AttemptRecord, result: AttemptResult, seconds: float, writer: EventWriter
@@ -174,10 +202,15 @@ class Supervisor:
             step = self._record.committed_step
             where = f"newest checkpoint: step {step}" if step else "there is no checkpoint yet"
             message = f"{decision.reason}; {where}; go on with `llmtrain resume {self._run_dir.path}`"
-        self._control.forget()
-        self._save(
-            replace(self._record, stage="ended", exit_status=int(decision.exit_status), message=message)
+        ended = replace(
+            self._record,
+            stage="ended",
+            exit_status=int(decision.exit_status),
+            message=message,
+            stop_requested=self._control.is_requested,
         )
+        self._control.forget()
+        self._save(ended)
         writer.emit(RunEnded(exit_status=int(decision.exit_status), message=message))
         return decision.exit_status
 

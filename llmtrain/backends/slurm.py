@@ -1,0 +1,266 @@
+"""SLURM: jobs are submitted where the user types; inside of a job, nodes are reached through steps.
+
+The environment of a batch script tells how the job began. Which nodes it has now, only the controller knows,
+and the controller may be slow, restarting or gone: every call has a time limit, and the last answer stands in
+for a missing one.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from llmtrain.backends.base import JobHandle, JobState, JobStatus, Node
+from llmtrain.backends.slurm_calls import SlurmCalls
+from llmtrain.backends.slurm_nodes import fit_nodes
+from llmtrain.backends.slurm_refusals import SlurmError, SlurmUnreachableError
+from llmtrain.backends.slurm_states import ALIVE, HOPELESS_REASONS, JobRow, one_of
+from llmtrain.config.cluster import ClusterProfile
+from llmtrain.config.job import JobSpec
+from llmtrain.config.slurm import python_of_ranks, slurm_config
+from llmtrain.errors import ConfigError, Problem, RunError, UsageError
+from llmtrain.render.slurm import BATCH_SCRIPT
+from llmtrain.run.job_file import JobFile
+from llmtrain.run.layout import RunDir
+from llmtrain.run.submission import Submission, read_submission, write_submission
+from llmtrain.transport.base import Transport
+from llmtrain.transport.local import LocalTransport
+from llmtrain.transport.srun import SrunTransport, StepSettings
+
+POLL_SECONDS = 2.0
+"""Shortest time between two questions about a job; what is asked more often gets the last answer."""
+REASON_SECONDS = 3.0
+"""Longest wait after a submission for the scheduler's opinion."""
+
+
+class SlurmBackend:
+    """`check`, `submit`, `poll` and `cancel` run on a login node, the rest in the batch step of a job."""
+
+    def __init__(
+        self,
+        cluster: ClusterProfile,
+        *,
+        calls: SlurmCalls | None = None,
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
+        self._cluster = cluster
+        self._config = slurm_config(cluster.backend.slurm)
+        self._calls = calls or SlurmCalls(LocalTransport(), self._config.timeout)
+        self._environment = os.environ if environment is None else environment
+        self._polled, self._status = float("-inf"), JobStatus(state=JobState.PENDING)
+        self._node_list, self._began = "", False
+        self._binds: bool | None = None
+
+    # ---- where the user types
+    def check(self, spec: JobSpec, run: RunDir) -> Sequence[Problem]:
+        """Whether this is a place to submit from, and whether the partition exists."""
+        if shutil.which("sbatch") is None:
+            hint = "launch on a login node of the cluster, or load the module that brings SLURM's commands"
+            return [Problem("backend.kind", "there is no `sbatch` on this machine", hint)]
+        wanted = [name for name in self._config.partition.split(",") if name]
+        known = self._calls.partitions() if wanted else []
+        return [
+            Problem(
+                "backend.slurm.partition", f"there is no partition `{name}`", f"known: {', '.join(known)}"
+            )
+            for name in wanted
+            if known and name not in known
+        ]
+
+    def submit(self, run: RunDir, job: JobFile) -> JobHandle:
+        """Submit the batch script, once for each job of a singleton chain.
+
+        Raises UsageError when jobs of this run are still in the queue, ConfigError when the profile asks for
+        what the cluster will never give, else SlurmError.
+        """
+        self._refuse_second(run)
+        name = self._config.job_name or job.run_id
+        count = self._config.chain_length if self._config.chain == "singleton" else 1
+        jobs: list[str] = []
+        try:
+            for _ in range(count):
+                jobs.append(self._submit_once(run, name, known=jobs))
+            self._refuse_hopeless(jobs)
+        except RunError:
+            self._withdraw(jobs)
+            raise
+        except ConfigError:
+            self._withdraw(jobs)
+            raise
+        submission = Submission(backend="slurm", jobs=tuple(jobs), name=name, submitted=time.time())
+        write_submission(run, submission)
+        return JobHandle(backend="slurm", id=",".join(jobs))
+
+    def poll(self, handle: JobHandle) -> JobStatus:
+        """State of a job; of a chain, that of the job whose turn it is."""
+        now = time.monotonic()
+        if now - self._polled >= POLL_SECONDS:
+            self._polled = now
+            self._status = self._ask(handle.id.split(","))
+        return self._status
+
+    def cancel(self, handle: JobHandle) -> None:
+        """Take jobs that wait out of the queue; the one that runs is told to save and leave."""
+        for job in handle.id.split(","):
+            self._calls.cancel(job, pending_only=True)
+        for row in self._calls.queue(handle.id.split(",")):
+            if row.ours == JobState.RUNNING:
+                self._calls.signal_batch(row.id, "TERM")
+
+    def _refuse_second(self, run: RunDir) -> None:
+        submission = read_submission(run)
+        row = None if submission is None else one_of(self._calls.queue(submission.jobs))
+        if row is not None and row.ours in ALIVE:
+            reason = f": {row.reason}" if row.reason else ""
+            raise UsageError(
+                f"job {row.id} of this run is still there ({row.state.lower()}{reason})",
+                where=str(run.path),
+                hint=f"watch it with `llmtrain status {run.path} --watch`, "
+                f"or end it with `llmtrain stop {run.path}`",
+            )
+
+    def _submit_once(self, run: RunDir, name: str, known: Sequence[str]) -> str:
+        script = str(run.scripts / BATCH_SCRIPT)
+        try:
+            return self._calls.submit(script)
+        except SlurmUnreachableError as error:
+            # The answer may have been lost, and not the request: look before saying that there is no job.
+            try:
+                rows = self._calls.named(name)
+            except SlurmError:
+                hint = f"it may have been submitted all the same: `squeue --name={name}`, later"
+                raise SlurmUnreachableError(str(error), hint=hint) from error
+            fresh = [row.id for row in rows if row.ours in ALIVE and row.id not in known]
+            if not fresh:
+                raise
+            return fresh[0].partition("_")[0]
+
+    def _refuse_hopeless(self, jobs: Sequence[str]) -> None:
+        """Ask the scheduler, for a moment, whether it will ever start the job."""
+        deadline = time.monotonic() + REASON_SECONDS
+        while time.monotonic() < deadline:
+            row = one_of(self._calls.queue(jobs[:1]))
+            if row is None or row.ours != JobState.PENDING:
+                return
+            hint = next((hint for word, hint in HOPELESS_REASONS.items() if word in row.reason), None)
+            if hint is not None:
+                message = f"SLURM would never start this job: {row.reason}"
+                raise ConfigError([Problem("backend.slurm", message, hint)])
+            if row.reason:
+                return
+            time.sleep(0.2)
+
+    def _withdraw(self, jobs: Sequence[str]) -> None:
+        for job in jobs:
+            try:
+                self._calls.cancel(job)
+            except SlurmError as error:
+                raise SlurmError(
+                    f"job {job} is left in the queue: {error}", hint=f"`scancel {job}`"
+                ) from error
+
+    def _ask(self, jobs: Sequence[str]) -> JobStatus:
+        try:
+            row = one_of(self._calls.queue(jobs)) or one_of(self._calls.account(jobs))
+        except SlurmError as error:
+            # Jobs go on while the controller is away.
+            return replace(self._status, reason=str(error))
+        if row is not None:
+            return row.status()
+        return JobStatus(state=JobState.UNKNOWN, raw="gone", reason="SLURM does not know the job any more")
+
+    # ---- inside of a job
+    def nodes(self, spec: JobSpec, run: RunDir) -> Sequence[Node]:
+        """Nodes that the job has now and that are fit; PreflightError when a job starts with too few."""
+        try:
+            row = one_of(self._calls.queue([self._job]))
+        except SlurmError:
+            row = None
+        if row is not None and row.nodes:
+            self._node_list = row.nodes
+        node_list = self._node_list or self._environment["SLURM_JOB_NODELIST"]
+        needed = 1 if self._began else spec.cluster.nodes - spec.cluster.spares
+        nodes = fit_nodes(
+            node_list,
+            self._calls,
+            folder=run.path,
+            python=self.agent_python(Node(name="", address="")),
+            transport=lambda name: self.transport(Node(name=name, address="")),
+            interface=spec.cluster.inter_node.interface if spec.cluster.inter_node else "",
+            needed=needed,
+        )
+        self._began = True
+        return nodes
+
+    def transport(self, node: Node) -> Transport:
+        """One srun step for each command."""
+        return SrunTransport(node.name, self._step_settings())
+
+    def agent_python(self, node: Node) -> str:
+        """The interpreter that runs this process, or the container's."""
+        return python_of_ranks(self._cluster.backend.slurm, sys.executable)
+
+    def allocation(self) -> str:
+        """`slurm:JOB:RESTARTS` inside of a job, else an empty text."""
+        if "SLURM_JOB_ID" not in self._environment:
+            return ""
+        return f"slurm:{self._job}:{self._environment.get('SLURM_RESTART_COUNT', '0')}"
+
+    def is_over(self, allocation: str) -> bool:
+        """Whether SLURM has ended it: an earlier start of this job, or another job that does not run."""
+        kind, _, rest = allocation.partition(":")
+        job, _, restarts = rest.partition(":")
+        if kind != "slurm" or not job.isdigit() or not restarts.isdigit():
+            return False
+        if job == self._environment.get("SLURM_JOB_ID"):
+            return int(restarts) < int(self._environment.get("SLURM_RESTART_COUNT", "0"))
+        try:
+            row = one_of(self._calls.queue([job]))
+        except SlurmError:
+            return False
+        return row is None or row.ours != JobState.RUNNING or row.restarts > int(restarts)
+
+    def orphan_command(self, run: RunDir) -> tuple[str, ...]:
+        """What an agent runs when its supervisor is gone and its ranks have left."""
+        if not self._config.requeue or self._config.container is not None:
+            return ()
+        return (sys.executable, "-m", "llmtrain.backends.slurm_end", "--orphan", str(run.path))
+
+    @property
+    def _job(self) -> str:
+        try:
+            return self._environment["SLURM_JOB_ID"]
+        except KeyError:
+            raise SlurmError(
+                "this is not the batch step of a SLURM job",
+                hint="`llmtrain launch` and `llmtrain resume` submit one",
+            ) from None
+
+    def _step_settings(self) -> StepSettings:
+        if self._binds is None:
+            self._binds = self._calls.binds_tasks()
+        container, settings = self._config.container, StepSettings(job=self._job, bind=self._binds)
+        if container is None:
+            return replace(settings, arguments=self._config.srun_args)
+        storage = self._environment.get("LLMTRAIN_RUNS", self._cluster.storage.path)
+        mounts = (f"{storage}:{storage}", *container.mounts)
+        if container.kind == "pyxis":
+            home = "--container-mount-home" if container.mount_home else "--no-container-mount-home"
+            own = (f"--container-image={container.image}", f"--container-mounts={','.join(mounts)}", home)
+            return replace(settings, arguments=(*self._config.srun_args, *own, *container.arguments))
+        binds = [word for mount in mounts for word in ("--bind", mount)]
+        flags = [] if container.mount_home else ["--no-home"]
+        if self._cluster.accelerator != "cpu":
+            flags.append("--nv")
+        wrapper = ("apptainer", "exec", *flags, *binds, *container.arguments, container.image)
+        return replace(settings, arguments=self._config.srun_args, wrapper=wrapper)
+
+
+def queue_row(run: RunDir, calls: SlurmCalls) -> JobRow | None:
+    """The row of a run's submission that matters now, or None when it has none or SLURM forgot it."""
+    submission = read_submission(run)
+    return None if submission is None else one_of(calls.queue(submission.jobs))

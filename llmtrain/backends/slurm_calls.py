@@ -1,0 +1,152 @@
+"""The commands of SLURM: with a time limit, output read by named columns, refusals as our errors."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from llmtrain.backends.slurm_refusals import SlurmError, SlurmUnreachableError, refusal
+from llmtrain.backends.slurm_states import JobRow, account_rows, queue_rows
+from llmtrain.config.hosts import expand_entry
+from llmtrain.transport.base import Transport, TransportError
+
+QUEUE_COLUMNS = (
+    "JobID", "ArrayJobID", "ArrayTaskID", "State", "Reason", "StartTime", "RestartCnt", "exit_code",
+    "NodeList",
+)  # fmt: skip
+ACCOUNT_COLUMNS = ("JobID", "State", "ExitCode", "Reason", "Start", "NodeList")
+
+_JOB_ID = re.compile(r"(\d+)(?:;(\S+))?")
+_NODE_FIELD = re.compile(r"(?:^|\s)(NodeName|NodeAddr|NodeHostName|State)=(\S+)")
+BAD_NODE_STATES = ("DOWN", "FAIL", "NOT_RESPONDING", "POWERED_DOWN", "POWERING_DOWN", "ERROR", "REBOOT")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeRow:
+    """One node, as SLURM sees it."""
+
+    name: str
+    address: str
+    """NodeAddr: where SLURM itself reaches it."""
+    state: str
+    """E.g. `IDLE`, `MIXED+DRAIN`, `DOWN*`."""
+
+    @property
+    def is_well(self) -> bool:
+        """Whether SLURM hears of it."""
+        return not self.state.endswith("*") and not any(word in self.state for word in BAD_NODE_STATES)
+
+
+class SlurmCalls:
+    """SLURM's commands, run over a transport: on this machine, or on a login node."""
+
+    def __init__(self, transport: Transport, timeout: float) -> None:
+        self._transport, self._timeout = transport, timeout
+
+    def submit(self, script: str) -> str:
+        """Submit a script; the job's id. Raises ConfigError when the profile is to blame, else SlurmError."""
+        text = self._run("sbatch", "--parsable", script)
+        for line in text.splitlines():
+            if match := _JOB_ID.fullmatch(line.strip()):
+                return match[1]
+        raise SlurmError(f"sbatch gave no job id, but {text.strip()!r}")
+
+    def queue(self, jobs: Sequence[str]) -> list[JobRow]:
+        """Those of the jobs that the controller still knows, ended ones too. Raises SlurmError."""
+        columns = ",".join(f"{name}:|" for name in QUEUE_COLUMNS)
+        try:
+            return queue_rows(self._run("squeue", "--states=all", f"--jobs={','.join(jobs)}", "-O", columns))
+        except SlurmUnreachableError:
+            raise
+        except SlurmError as error:
+            if "invalid job id" in str(error).lower():
+                return []
+            raise
+
+    def named(self, name: str) -> list[JobRow]:
+        """Jobs of a name. Raises SlurmError."""
+        columns = ",".join(f"{column}:|" for column in QUEUE_COLUMNS)
+        return queue_rows(self._run("squeue", "--states=all", f"--name={name}", "-O", columns))
+
+    def account(self, jobs: Sequence[str]) -> list[JobRow]:
+        """What accounting knows of jobs; [] where there is no accounting."""
+        columns = ",".join(ACCOUNT_COLUMNS)
+        try:
+            arguments = ("--allocations", "--parsable2", f"--jobs={','.join(jobs)}", f"--format={columns}")
+            return account_rows(self._run("sacct", *arguments))
+        except SlurmError:
+            return []
+
+    def requeue(self, job: str) -> None:
+        """Queue a running job again: all that it runs is killed. Raises SlurmError."""
+        self._run("scontrol", "requeue", job)
+
+    def cancel(self, job: str, *, pending_only: bool = False) -> None:
+        """Cancel a job; one that is not there any more is no error."""
+        try:
+            self._run("scancel", *(("--state=PENDING",) if pending_only else ()), job)
+        except SlurmUnreachableError:
+            raise
+        except SlurmError as error:
+            if "invalid job id" not in str(error).lower():
+                raise
+
+    def signal_batch(self, job: str, name: str) -> None:
+        """Send a signal to a job's batch script alone. Raises SlurmError."""
+        self._run("scancel", "--batch", f"--signal={name}", job)
+
+    def hostnames(self, node_list: str) -> list[str]:
+        """Names in a node list, in order; expanded by SLURM itself, or by us when it does not answer."""
+        try:
+            names = self._run("scontrol", "show", "hostnames", node_list).split()
+        except SlurmError:
+            names = []
+        return names or [host.name for host in expand_entry(node_list, "")[0]]
+
+    def nodes(self, node_list: str) -> dict[str, NodeRow]:
+        """Nodes by name; {} when SLURM does not answer."""
+        try:
+            text = self._run("scontrol", "--oneliner", "show", "node", node_list)
+        except SlurmError:
+            return {}
+        return {row.name: row for line in text.splitlines() if (row := _node_row(line)) is not None}
+
+    def partitions(self) -> list[str]:
+        """Names of all partitions; [] when SLURM does not answer."""
+        try:
+            return sorted(set(self._run("sinfo", "--noheader", "--format=%R").split()))
+        except SlurmError:
+            return []
+
+    def binds_tasks(self) -> bool:
+        """Whether tasks are bound to cores; True also when SLURM does not answer."""
+        try:
+            text = self._run("scontrol", "show", "config")
+        except SlurmError:
+            return True
+        found = re.search(r"^TaskPlugin\s*=\s*(\S+)", text, re.MULTILINE)
+        return found is None or found[1] not in ("task/none", "(null)")
+
+    def _run(self, *argv: str) -> str:
+        """Standard output of a command; raises SlurmError or ConfigError."""
+        try:
+            done = self._transport.run(argv, timeout=self._timeout)
+        except TransportError as error:
+            raise SlurmUnreachableError(
+                str(error),
+                hint="is this a login node of the cluster? `scontrol ping` shows whether SLURM is up",
+            ) from error
+        stdout, stderr = done.stdout.decode("utf-8", "replace"), done.stderr.decode("utf-8", "replace")
+        if done.exit_code:
+            raise refusal(argv[0], stderr or stdout)
+        return stdout
+
+
+def _node_row(line: str) -> NodeRow | None:
+    found: dict[str, str] = dict(_NODE_FIELD.findall(line))
+    if "NodeName" not in found:
+        return None
+    name = found["NodeName"]
+    address = found.get("NodeAddr", found.get("NodeHostName", name))
+    return NodeRow(name=name, address=address, state=found.get("State", ""))

@@ -1,0 +1,162 @@
+"""Why SLURM refused something, in words that name the field to change. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from llmtrain.errors import ConfigError, LlmtrainError, Problem, RunError
+
+PLACE = "backend.slurm"
+
+
+class SlurmError(RunError):
+    """SLURM did not do what it was asked for."""
+
+
+class SlurmUnreachableError(SlurmError):
+    """The controller does not answer, or the commands of SLURM are not there; nothing is known of the job."""
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """One known answer."""
+
+    pattern: str
+    """Found in what the command wrote, whatever the case of its letters."""
+    where: str
+    """Field of the profile; empty when no field is to blame, so that a later try may work."""
+    hint: str
+
+
+REFUSALS: Sequence[Refusal] = (
+    Refusal(
+        r"invalid partition",
+        f"{PLACE}.partition",
+        "`sinfo -s` lists the partitions",
+    ),
+    Refusal(
+        r"invalid account",
+        f"{PLACE}.account",
+        "`sacctmgr show associations user=$USER` lists your accounts",
+    ),
+    Refusal(
+        r"invalid qos",
+        f"{PLACE}.qos",
+        "`sacctmgr show qos` lists them",
+    ),
+    Refusal(
+        r"(requested )?reservation is invalid",
+        f"{PLACE}.reservation",
+        "`scontrol show reservation` lists them",
+    ),
+    Refusal(
+        r"time limit is invalid|invalid --time",
+        f"{PLACE}.time",
+        "`sinfo -o '%R %l'` shows the limit of each partition",
+    ),
+    Refusal(
+        r"invalid node name",
+        f"{PLACE}.nodelist",
+        "`sinfo -N` lists the nodes; backend.slurm.exclude names nodes too",
+    ),
+    Refusal(
+        r"invalid feature|invalid constraint",
+        f"{PLACE}.constraint",
+        "`sinfo -o '%f'` lists the features",
+    ),
+    Refusal(
+        r"memory specification can not be satisfied|invalid --mem",
+        f"{PLACE}.mem",
+        "`sinfo -o '%n %m'` shows the memory of each node, in MB",
+    ),
+    Refusal(
+        r"invalid generic resource|gres",
+        f"{PLACE}.gres",
+        "`sinfo -o '%R %G'` lists them",
+    ),
+    Refusal(
+        r"node count specification invalid|more processors requested|requested node configuration",
+        "nodes",
+        "no set of nodes has all that is asked for: `sinfo -o '%R %D %c %m %G'` shows nodes, CPUs, memory "
+        "and accelerators of each partition",
+    ),
+    Refusal(
+        r"invalid wckey",
+        f"{PLACE}.wckey",
+        "`sacctmgr show wckey` lists them",
+    ),
+    Refusal(
+        r"invalid --mail-type",
+        f"{PLACE}.mail_type",
+        "e.g. BEGIN, END, FAIL, REQUEUE, TIME_LIMIT_80, joined by commas",
+    ),
+    Refusal(
+        r"dependency problem|invalid job dependency|invalid dependency",
+        f"{PLACE}.dependency",
+        "e.g. `afterok:1234`; the job must be known to SLURM",
+    ),
+    Refusal(
+        r"job array",
+        f"{PLACE}.chain_length",
+        "`scontrol show config | grep MaxArraySize` shows the largest array",
+    ),
+    Refusal(
+        r"unrecognized option|invalid (option|--\w[\w-]*) specification|unknown option",
+        f"{PLACE}.extra",
+        "`sbatch --help` lists the options of this version",
+    ),
+    Refusal(
+        r"violates accounting|qos\w*limit|assoc\w*limit|submit limit|quota",
+        "",
+        "you have as many jobs, nodes or hours as you may; when some have ended, submit again",
+    ),
+    Refusal(
+        r"access/permission denied|user not found|not permitted to use",
+        f"{PLACE}.account",
+        "ask the administrators of the cluster for access",
+    ),
+    Refusal(
+        r"partition \S* ?(is )?(down|inactive|drained)|required partition not available",
+        f"{PLACE}.partition",
+        "`sinfo -s` shows which are up",
+    ),
+    Refusal(
+        r"no space left|disk quota exceeded",
+        "",
+        "the disk that holds the job's script is full",
+    ),
+)
+
+_FRAME = re.compile(r"^(sbatch|squeue|scontrol|scancel|sacct|sinfo|srun): (error: )?")
+_UNREACHABLE = re.compile(
+    r"unable to contact slurm controller|connection refused|socket timed out|communication connection failure"
+    r"|slurm_persist|unable to resolve|could not establish|zero bytes were transmitted|connect failure",
+    re.IGNORECASE,
+)
+
+
+def refusal(command: str, stderr: str) -> LlmtrainError:
+    """The error of a call that failed: ConfigError when a field is to blame, else SlurmError."""
+    words = what_it_said(stderr)
+    if _UNREACHABLE.search(stderr):
+        return SlurmUnreachableError(
+            f"SLURM's controller does not answer: {words}", hint="`scontrol ping` shows whether it is up"
+        )
+    for known in REFUSALS:
+        if re.search(known.pattern, stderr, re.IGNORECASE):
+            if known.where:
+                return ConfigError([Problem(known.where, f"{command} refuses the job: {words}", known.hint)])
+            return SlurmError(f"{command} refuses the job for now: {words}", hint=known.hint)
+    return SlurmError(f"{command} failed: {words}")
+
+
+def what_it_said(stderr: str) -> str:
+    """The command's own words on one line, without the frame around them."""
+    lines = []
+    for line in stderr.splitlines():
+        words = _FRAME.sub("", line.strip()).removeprefix("Batch job submission failed: ")
+        if words and not words.startswith("Try "):
+            lines.append(words.rstrip("."))
+    return "; ".join(dict.fromkeys(lines)) or "it said nothing"
