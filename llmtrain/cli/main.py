@@ -128,7 +128,7 @@ def usage_problem(error: Any) -> Problem:
     context = getattr(error, "ctx", None)
     command = context.command_path if context is not None else "llmtrain"
     look = f"see `{command} --help`"
-    if hasattr(error, "possibilities"):
+    if hasattr(error, "possibilities") and hasattr(error, "option_name"):
         near = [f"--{name}" for name in _near(error.option_name.lstrip("-"), _option_names(context), 0.6)]
         suggestion = f"did you mean `{near[0]}`? " if near else ""
         return Problem("", f"{command} has no option `{error.option_name}`", f"{suggestion}{look}")
