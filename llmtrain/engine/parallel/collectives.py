@@ -4,7 +4,8 @@ Shapes: s sequence, b micro-batch, h hidden, o output rows on this rank, i input
 vocabulary rows on this rank, t = s x b tokens, n tensor-parallel degree. Activations are [s, b, h], or
 [s/n, b, h] between layers under sequence parallelism. Column and row splits as in Shoeybi et al. 2019
 (Megatron-LM), sequence parallelism as in Korthikanti et al. 2022: a layer needs two collectives forward and
-two backward; under sequence parallelism each of them is a reduce-scatter and its all-gather.
+two backward; under sequence parallelism each of them is a reduce-scatter and its all-gather, and the inputs of
+the column-split layers, kept in parts, are gathered once more in the backward pass.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from llmtrain.engine.parallel.groups import Group, Pending
+from llmtrain.engine.parallel.groups import DONE, Group, Pending
 
 
 class WeightGradients:
@@ -87,22 +88,28 @@ class _ColumnLinear(torch.autograd.Function):
     def forward(ctx: Any, inputs: Tensor, weight: Tensor, bias: Tensor | None, tp: TensorParallel) -> Tensor:
         full = tp.group.all_gather(inputs) if tp.sequence_parallel else inputs
         ctx.tp, ctx.parameter, ctx.has_bias = tp, weight, bias is not None
-        ctx.save_for_backward(full, weight)
+        # This rank's part only: the whole is gathered again in the backward pass, for 1/n of the memory.
+        ctx.save_for_backward(inputs, weight)
         return F.linear(full, weight, bias)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         (gradient,) = gradients
-        full, weight = ctx.saved_tensors
+        inputs, weight = ctx.saved_tensors
         tp: TensorParallel = ctx.tp
+        full, gathering = inputs, DONE
+        if tp.sequence_parallel:  # travels while this rank computes the inputs' gradient
+            full = inputs.new_empty((tp.size * inputs.shape[0], *inputs.shape[1:]))
+            gathering = tp.group.start_all_gather(full, inputs)
         to_inputs = gradient @ weight
         # The sum over the group travels while this rank computes the weight's gradient.
         pending: Pending
         if tp.sequence_parallel:
-            whole, to_inputs = to_inputs, to_inputs.new_empty((full.shape[0] // tp.size, *full.shape[1:]))
+            whole, to_inputs = to_inputs, to_inputs.new_empty(inputs.shape)
             pending = tp.group.start_reduce_scatter(to_inputs, whole)
         else:
             pending = tp.group.start_all_reduce(to_inputs)
+        gathering.wait()
         to_weight = _finish_weight(ctx, weight, gradient, full)
         to_bias = gradient.flatten(0, -2).sum(0) if ctx.has_bias else None
         pending.wait()
