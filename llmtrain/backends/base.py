@@ -11,6 +11,7 @@ from llmtrain.config.job import JobSpec
 from llmtrain.errors import Problem
 from llmtrain.run.job_file import JobFile
 from llmtrain.run.layout import RunDir
+from llmtrain.run.lease import read_holder
 from llmtrain.transport.base import Transport
 
 
@@ -113,3 +114,11 @@ class AllocationBackend(Protocol):
     def orphan_command(self, run: RunDir) -> tuple[str, ...]:
         """What an agent runs when its supervisor has vanished and its ranks have left; empty for nothing."""
         ...
+
+
+def dead_holder(run: RunDir, backend: Backend) -> int | None:
+    """Token of the lease's holder when its file looks alive, but the scheduler has ended its job."""
+    holder = read_holder(run)
+    if holder is None or not holder.is_alive or not isinstance(backend, AllocationBackend):
+        return None
+    return holder.token if holder.allocation and backend.is_over(holder.allocation) else None

@@ -7,6 +7,7 @@ import time
 from typing import TYPE_CHECKING
 
 from llmtrain.cli import console
+from llmtrain.cli.job import exit_code_of_job, is_queued_again, wait_in_queue
 from llmtrain.errors import ExitStatus
 
 if TYPE_CHECKING:
@@ -41,32 +42,37 @@ def _attach(run: RunDir, backend: Backend, handle: JobHandle, since: float) -> i
         return backend.poll(handle).state in (JobState.PENDING, JobState.RUNNING)
 
     console.say(f"run {run.run_id} in {run.path}")
-    _pass_on_stops(run)
-    code = follow(run, console=make_console(stderr=True), since=since, is_alive=is_alive)
-    left = backend.poll(handle).exit_code
-    if left is not None and left < 0:
-        name = signal.Signals(-left).name
-        console.say(f"the supervisor was killed by {name}; go on with `llmtrain resume {run.path}`")
-        return 128 - left
-    return code
+    stops = _Stops(run)
+    while True:
+        if not wait_in_queue(backend, handle, stops.are_wanted):
+            run.stop_file.unlink(missing_ok=True)
+            console.say(f"taken out of the queue; go on with `llmtrain resume {run.path}`")
+            return ExitStatus.RESUMABLE
+        code = follow(run, console=make_console(stderr=True), since=since, is_alive=is_alive)
+        if code != ExitStatus.RESUMABLE or stops.are_wanted() or not is_queued_again(backend, handle):
+            return exit_code_of_job(run, backend.poll(handle), code, since)
+        console.say("the job is queued again and goes on with the run")
+        since = time.time()
 
 
-def _pass_on_stops(run: RunDir) -> None:
+class _Stops:
     """Ctrl-C and SIGTERM ask the run to save and leave; a second one ends it now. The view goes on."""
-    asked = 0
 
-    def on_signal(number: int, frame: object) -> None:
+    def __init__(self, run: RunDir) -> None:
+        self._run, self._asked = run, 0
+        signal.signal(signal.SIGINT, self._on_signal)
+        signal.signal(signal.SIGTERM, self._on_signal)
+
+    def are_wanted(self) -> bool:
+        """Whether a stop was asked for here."""
+        return self._asked > 0
+
+    def _on_signal(self, number: int, frame: object) -> None:
         from llmtrain.supervise.stop import ask_to_stop
 
-        nonlocal asked
-        asked += 1
-        ask_to_stop(run, now=asked > 1)
-        again = "once more: stop now, without saving" if number == signal.SIGINT else ""
-        console.say(
-            "killing the ranks"
-            if asked > 1
-            else f"stopping: the ranks save at the end of the current step and leave; {again}".rstrip("; ")
-        )
-
-    signal.signal(signal.SIGINT, on_signal)
-    signal.signal(signal.SIGTERM, on_signal)
+        self._asked += 1
+        now = self._asked > 1
+        ask_to_stop(self._run, now=now)
+        again = "; once more: stop now, without saving" if number == signal.SIGINT else ""
+        gently = f"stopping: the ranks save at the end of the current step and leave{again}"
+        console.say("killing the ranks" if now else gently)

@@ -49,7 +49,7 @@ def _launch(
     from llmtrain.plan.make import make_plan
     from llmtrain.render.scripts import render
     from llmtrain.run.job_file import JobFile
-    from llmtrain.supervise.create import create_run, run_dir_for
+    from llmtrain.supervise.create import create_run, discard_run, run_dir_for
 
     spec = resolve(recipe, cluster, overrides or [])
     plan = make_plan(spec)
@@ -69,7 +69,12 @@ def _launch(
         raise ConfigError(problems)
     console.say_problems(plan.problems, word="warning")
     create_run(run, rendered)
-    return start_and_attach(run, job, backend, detach=detach, as_json=as_json)
+    try:
+        return start_and_attach(run, job, backend, detach=detach, as_json=as_json)
+    except ConfigError:
+        # The profile is frozen in the folder: it can only be launched anew, into a new one.
+        discard_run(run)
+        raise
 
 
 def _show(run: RunDir, rendered: RenderedJob, *, as_json: bool) -> None:

@@ -35,6 +35,7 @@ def _resume(
     """
     import sys
 
+    from llmtrain.backends.base import dead_holder
     from llmtrain.backends.registry import load_backend
     from llmtrain.cli.attach import start_and_attach
     from llmtrain.render.scripts import render_scripts
@@ -46,8 +47,9 @@ def _resume(
     from llmtrain.supervise.create import rewrite_scripts
 
     found = RunDir(find_run(run).path.absolute())
-    refuse_if_supervised(found)
     record, job = read_record(found), read_job_file(found.job_json)
+    backend = load_backend(job.spec.cluster)
+    refuse_if_supervised(found, dead=dead_holder(found, backend))
     if record.stage == "ended" and record.exit_status == ExitStatus.DONE:
         console.say(f"run {found.run_id} is done: step {record.reached_step} was the last one")
         if as_json:
@@ -56,7 +58,7 @@ def _resume(
     _refuse_fresh(found, record)
     found.stop_file.unlink(missing_ok=True)
     rewrite_scripts(found, render_scripts(job, found, python=sys.executable))
-    return start_and_attach(found, job, load_backend(job.spec.cluster), detach=detach, as_json=as_json)
+    return start_and_attach(found, job, backend, detach=detach, as_json=as_json)
 
 
 def _refuse_fresh(run: RunDir, record: RunRecord) -> None:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from llmtrain.cli import console
 from llmtrain.cli.options import Json
-from llmtrain.errors import UsageError
+from llmtrain.errors import LlmtrainError, UsageError
+
+if TYPE_CHECKING:
+    from llmtrain.run.layout import RunDir
 
 Runs = Annotated[Path, typer.Option("--runs", metavar="DIR", help="Folder of run directories.")]
 """`--runs` of the commands that take a run id."""
@@ -54,7 +57,7 @@ def _status(
         from llmtrain.observe.document import status_document
         from llmtrain.observe.run_reader import read_view
 
-        console.emit_json(status_document(read_view(found)))
+        console.emit_json({**status_document(read_view(found)), **_job(found)})
         return
     from llmtrain.observe.terminal import make_console
 
@@ -72,6 +75,35 @@ def _status(
     from llmtrain.observe.terminal import print_view, screen_of
 
     print_view(terminal, status_screen(read_view(found), screen_of(terminal)))
+    _say_job(found)
+
+
+def _job(run: RunDir) -> dict[str, Any]:
+    """The scheduler's job of a run, for `--json`; nothing where runs have none."""
+    if not run.submission_json.exists():
+        return {}
+    from llmtrain.cli.job import job_document, job_of
+
+    try:
+        found = job_of(run)
+    except LlmtrainError as error:
+        return {"job": {"state": "unknown", "reason": str(error)}}
+    return {"job": None if found is None else job_document(*found)}
+
+
+def _say_job(run: RunDir) -> None:
+    """What the scheduler says about a run's job, on standard error."""
+    if not run.submission_json.exists():
+        return
+    from llmtrain.cli.job import job_of, job_text
+
+    try:
+        found = job_of(run)
+    except LlmtrainError as error:
+        console.say_problems(error.problems, word="warning")
+        return
+    if found is not None:
+        console.say(job_text(*found))
 
 
 def _list(runs: Path, as_json: bool) -> None:

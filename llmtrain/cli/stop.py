@@ -54,7 +54,7 @@ def _stop(
         _wait(found, holder, 0.0 if now else DEFAULT_GRACE_SECONDS if grace is None else grace)
         word = "stopped"
     else:
-        word = _end_leftovers(found)
+        word = _end_job(found, now=now) or _end_leftovers(found)
     record = read_record(found)
     console.say(f"run {found.run_id}: {word}{f' ({record.message})' if record.message else ''}")
     if as_json:
@@ -76,6 +76,35 @@ def _wait(run: RunDir, holder: LeaseHolder, grace: float) -> None:
             hint = f"`llmtrain stop {run.path} --now` kills it; the supervisor is {holder.describe()}"
             raise RunError("the run has not stopped in time", where=str(run.path), hint=hint)
         time.sleep(0.1)
+
+
+def _end_job(run: RunDir, *, now: bool) -> str:
+    """End a scheduler's job whose supervisor has not begun; empty when there is none."""
+    import time
+
+    from llmtrain.backends.base import JobState
+    from llmtrain.backends.registry import load_backend
+    from llmtrain.cli.job import job_of
+    from llmtrain.run.job_file import read_job_file
+    from llmtrain.supervise.stop import ask_to_stop
+
+    found = job_of(run)
+    if found is None or found[1].state not in (JobState.PENDING, JobState.RUNNING):
+        return ""
+    handle, status = found
+    if status.state == JobState.RUNNING:
+        ask_to_stop(run, now=now)
+    backend = load_backend(read_job_file(run.job_json).spec.cluster)
+    backend.cancel(handle)
+    console.say(f"told job {handle} to leave")
+    deadline = time.monotonic() + TEAR_DOWN_SECONDS
+    while backend.poll(handle).state in (JobState.PENDING, JobState.RUNNING):
+        if time.monotonic() > deadline:
+            hint = f"`scancel {handle.id.replace(',', ' ')}` kills it"
+            raise RunError(f"job {handle} has not ended in time", where=str(run.path), hint=hint)
+        time.sleep(0.5)
+    run.stop_file.unlink(missing_ok=True)
+    return "taken out of the queue" if status.state == JobState.PENDING else "stopped"
 
 
 def _end_leftovers(run: RunDir) -> str:

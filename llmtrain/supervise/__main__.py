@@ -13,12 +13,12 @@ import traceback
 from dataclasses import replace
 from pathlib import Path
 
-from llmtrain.backends.base import AllocationBackend, Backend
+from llmtrain.backends.base import AllocationBackend, Backend, dead_holder
 from llmtrain.backends.registry import load_backend
 from llmtrain.errors import ExitStatus, LlmtrainError, UsageError
 from llmtrain.run.job_file import JobFile, read_job_file
 from llmtrain.run.layout import RunDir
-from llmtrain.run.lease import Lease, LeaseLostError, acquire, read_holder
+from llmtrain.run.lease import Lease, LeaseLostError, acquire
 from llmtrain.run.record import read_record, write_record
 from llmtrain.supervise.control import Control
 from llmtrain.supervise.limits import limits_for, predicted_step_seconds
@@ -67,12 +67,8 @@ def _take_lease(run: RunDir, backend: Backend, patience: float) -> Lease:
     allocation = backend.allocation() if isinstance(backend, AllocationBackend) else ""
     deadline = time.monotonic() + patience
     while True:
-        holder = read_holder(run)
-        dead = None
-        if holder is not None and holder.is_alive and isinstance(backend, AllocationBackend):
-            dead = holder.token if holder.allocation and backend.is_over(holder.allocation) else None
         try:
-            return acquire(run, allocation=allocation, dead=dead)
+            return acquire(run, allocation=allocation, dead=dead_holder(run, backend))
         except UsageError:
             if time.monotonic() >= deadline:
                 raise

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import time
 from pathlib import Path
 
@@ -53,6 +54,12 @@ def create_run(run: RunDir, job: RenderedJob) -> None:
     except OSError as error:
         message = f"cannot be written: {(error.strerror or str(error)).lower()}"
         raise RunError(message, where=str(error.filename or run.path)) from error
+
+
+def discard_run(run: RunDir) -> None:
+    """Remove a run that was written and never started; one that has started stays."""
+    if not run.attempts.exists() and not run.lease.exists() and not run.submission_json.exists():
+        shutil.rmtree(run.path, ignore_errors=True)
 
 
 def rewrite_scripts(run: RunDir, scripts: RenderedJob) -> None:

@@ -1,0 +1,146 @@
+"""A scheduler's job as people see it: how long it waits, how it ended, and what `status` says about it."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from llmtrain.cli import console
+from llmtrain.errors import ExitStatus
+
+if TYPE_CHECKING:
+    from llmtrain.backends.base import Backend, JobHandle, JobStatus
+    from llmtrain.run.layout import RunDir
+
+POLL_SECONDS = 0.5
+SETTLE_SECONDS = 90.0
+"""How long a job that stopped early may take to leave, or to be queued again."""
+SHOWN_LINES = 10
+
+
+def wait_in_queue(backend: Backend, handle: JobHandle, is_unwanted: Callable[[], bool]) -> bool:
+    """Wait until a job has left the queue, and say why it waits; False when it was taken out as asked."""
+    from llmtrain.backends.base import JobState
+
+    said = ""
+    while (status := backend.poll(handle)).state == JobState.PENDING:
+        if is_unwanted():
+            backend.cancel(handle)
+            return False
+        words = waiting_text(handle, status)
+        if words != said:
+            console.say(words)
+            said = words
+        time.sleep(POLL_SECONDS)
+    return True
+
+
+def waiting_text(handle: JobHandle, status: JobStatus) -> str:
+    """`job slurm://7 waits (Resources), expected to start at 14:05`."""
+    reason = f" ({status.reason})" if status.reason else ""
+    when = ""
+    if status.expected_start is not None:
+        shape = "%H:%M" if abs(status.expected_start - time.time()) < 43200 else "%Y-%m-%d %H:%M"
+        when = f", expected to start at {time.strftime(shape, time.localtime(status.expected_start))}"
+    return f"job {handle} waits{reason}{when}"
+
+
+def is_queued_again(backend: Backend, handle: JobHandle) -> bool:
+    """Whether a scheduler goes on with a run that stopped early: its job waits again, or the next of a
+    chain."""
+    from llmtrain.backends.base import AllocationBackend, JobState
+
+    if not isinstance(backend, AllocationBackend):
+        return False
+    deadline = time.monotonic() + SETTLE_SECONDS
+    while (status := backend.poll(handle)).state == JobState.RUNNING and time.monotonic() < deadline:
+        time.sleep(POLL_SECONDS)
+    return status.state == JobState.PENDING
+
+
+def exit_code_of_job(run: RunDir, status: JobStatus, code: int, since: float) -> int:
+    """The exit code of the command, with what the scheduler did said; `code` is what the run itself says."""
+    from llmtrain.backends.base import JobState
+
+    recorded = _recorded_since(run, since)
+    ended_by_scheduler = (
+        JobState.PREEMPTED,
+        JobState.TIMED_OUT,
+        JobState.NODE_FAILED,
+        JobState.CANCELLED,
+    )
+    go_on = f"go on with `llmtrain resume {run.path}`"
+    if recorded:
+        return code
+    if status.state in ended_by_scheduler:
+        console.say(f"the job ended as {status.raw} before the run could say anything; {go_on}")
+        return ExitStatus.RESUMABLE
+    if status.exit_code is not None and status.exit_code < 0:
+        console.say(f"the supervisor was killed by {signal.Signals(-status.exit_code).name}; {go_on}")
+        return 128 - status.exit_code
+    if status.exit_code and run.submission_json.exists():
+        _say_output(run)
+        console.say(f"the job ended as {status.raw} with exit code {status.exit_code}; {go_on}")
+        known = [each.value for each in ExitStatus]
+        return status.exit_code if status.exit_code in known else ExitStatus.FAILED
+    return code
+
+
+def _recorded_since(run: RunDir, since: float) -> bool:
+    """Whether the run's own record tells of an ending after a moment."""
+    import json
+
+    try:
+        record = json.loads(run.record_json.read_text(encoding="utf-8"))
+        return record["stage"] == "ended" and run.record_json.stat().st_mtime >= since - 1.0
+    except (OSError, ValueError, KeyError, TypeError):
+        return False
+
+
+def _say_output(run: RunDir) -> None:
+    """The end of what the batch script said."""
+    outputs = sorted(run.path.glob("slurm-*.log"), key=lambda path: path.stat().st_mtime)
+    for path in outputs[-1:]:
+        lines = path.read_text(encoding="utf-8", errors="replace").splitlines()[-SHOWN_LINES:]
+        console.say(f"{path}:")
+        for line in lines:
+            console.say(f"  {line}")
+
+
+def job_of(run: RunDir) -> tuple[JobHandle, JobStatus] | None:
+    """The scheduler's job of a run and its state; None when it has none. Raises LlmtrainError."""
+    from llmtrain.run.submission import read_submission
+
+    submission = read_submission(run)
+    if submission is None:
+        return None
+    from llmtrain.backends.base import JobHandle
+    from llmtrain.backends.registry import load_backend
+    from llmtrain.run.job_file import read_job_file
+
+    handle = JobHandle(backend=submission.backend, id=",".join(submission.jobs))
+    return handle, load_backend(read_job_file(run.job_json).spec.cluster).poll(handle)
+
+
+def job_document(handle: JobHandle, status: JobStatus) -> dict[str, Any]:
+    """What `status --json` says about the job."""
+    return {
+        "handle": str(handle),
+        "state": str(status.state),
+        "raw": status.raw,
+        "reason": status.reason,
+        "exit_code": status.exit_code,
+        "expected_start": status.expected_start,
+    }
+
+
+def job_text(handle: JobHandle, status: JobStatus) -> str:
+    """One line about a job."""
+    from llmtrain.backends.base import JobState
+
+    if status.state == JobState.PENDING:
+        return waiting_text(handle, status)
+    reason = f" ({status.reason})" if status.reason else ""
+    return f"job {handle}: {status.state}{reason}"
