@@ -14,7 +14,7 @@ import typer
 from llmtrain.cli import console
 from llmtrain.cli.options import Json
 from llmtrain.cli.status import Runs
-from llmtrain.errors import ExitStatus, Problem
+from llmtrain.errors import ExitStatus, Problem, UsageError
 
 if TYPE_CHECKING:
     from llmtrain.corpus.audit import Audit
@@ -22,6 +22,13 @@ if TYPE_CHECKING:
     from llmtrain.corpus.progress import Progress
 
 _HELP = "Prepare a corpus, look at prepared ones, and audit what a run consumed."
+_Sources = Annotated[
+    list[str],
+    typer.Argument(
+        metavar="SOURCE...",
+        help="`python-stdlib`, text, jsonl or parquet files, folders, or a Megatron-LM prefix.",
+    ),
+]
 _EVERY = 5.0
 """Seconds between two lines of progress when standard error is not a terminal."""
 
@@ -32,17 +39,14 @@ def register(app: typer.Typer) -> None:
     group.command("prepare")(_prepare)
     group.command("show")(_show)
     group.command("audit")(_audit)
+    tokenizers = typer.Typer(help="Train a tokenizer.", rich_markup_mode=None, no_args_is_help=True)
+    tokenizers.command("train")(_train_tokenizer)
+    group.add_typer(tokenizers, name="tokenizer")
     app.add_typer(group, name="data")
 
 
 def _prepare(
-    sources: Annotated[
-        list[str],
-        typer.Argument(
-            metavar="SOURCE...",
-            help="`python-stdlib`, text or jsonl files, folders, or a Megatron-LM prefix.",
-        ),
-    ],
+    sources: _Sources,
     out: Annotated[Path, typer.Option("--out", metavar="DIR", help="Folder to write; must not exist.")],
     tokenizer: Annotated[
         str, typer.Option("--tokenizer", metavar="T", help="`bytes`, or a Hugging Face tokenizer.json.")
@@ -73,6 +77,43 @@ def _prepare(
     _print(corpus, as_json)
     tokens = corpus.train.tokens + corpus.validation.tokens
     console.say(f"{tokens:,} tokens in {time.monotonic() - begin:.1f} s")
+
+
+def _train_tokenizer(
+    sources: _Sources,
+    vocab: Annotated[int, typer.Option("--vocab", metavar="N", help="Tokens in the vocabulary.")],
+    out: Annotated[Path, typer.Option("--out", metavar="DIR", help="Folder for tokenizer.json.")],
+    validation: Annotated[
+        float,
+        typer.Option("--validation-fraction", metavar="F", help="Share of texts left out, as by prepare."),
+    ] = 0.01,
+    most: Annotated[
+        str | None, typer.Option("--most", metavar="SIZE", help="Read at most so much text, e.g. `2 GB`.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Train a byte-level BPE tokenizer on sources; `data.tokenizer` of a recipe can name the folder."""
+    from llmtrain.corpus.progress import Progress
+    from llmtrain.corpus.train_tokenizer import train_tokenizer
+    from llmtrain.units import parse_bytes
+
+    report = reporter()
+    try:
+        most_bytes = parse_bytes(most) if most is not None else None
+    except ValueError as error:
+        raise UsageError(str(error), where="--most") from error
+    size = train_tokenizer(
+        sources,
+        out,
+        vocab=vocab,
+        validation_fraction=validation,
+        most_bytes=most_bytes,
+        progress=lambda done, total: report(Progress("learn", done, total)),
+    )
+    if as_json:
+        console.emit_json({"tokenizer": {"path": str(out / "tokenizer.json"), "vocab": size}})
+        return
+    console.emit(f"{out / 'tokenizer.json'}: {size:,} tokens")
 
 
 def _show(
@@ -161,6 +202,7 @@ def reporter() -> Callable[[Progress], None]:
         "tokenise": "tokenising",
         "merge": "writing the token files",
         "check": "checking",
+        "learn": "reading text",
     }
 
     def report(step: Progress) -> None:
