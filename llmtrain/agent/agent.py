@@ -36,7 +36,7 @@ TICK_SECONDS = 0.2
 SAMPLE_SECONDS = 10.0
 SILENCE_SECONDS = 60.0
 """A supervisor that says nothing for so long over an open channel is taken for gone."""
-EXIT_CODE_SECONDS = 0.5
+EXIT_CODE_SECONDS = 5.0
 """Longest wait for torchrun's word on the exit code of a rank that it collected before we could look."""
 ORPHAN_SECONDS = 0.5
 """How long ranks may outlive their torchrun before they count as orphans."""
@@ -200,10 +200,9 @@ class Agent:
         ended = list(self.ranks.ended())
         self._relay_events()
         for process, code in ended:
+            self._report_end(process, code)
             if code is None:
                 self._unexplained.append((process, now))
-            else:
-                self._report_end(process, code)
         self._explain(now)
         exit_code = script.poll()
         if exit_code is not None:
@@ -221,7 +220,7 @@ class Agent:
             self.link.send(messages.Relayed(line=line))
 
     def _explain(self, now: float) -> None:
-        """Report ranks whose exit code torchrun has told by now, or will not tell any more."""
+        """Report once more the ranks whose exit code torchrun has told by now."""
         if not self._unexplained:
             return
         log = tail_bytes(self.attempt.node_log(self.node))
@@ -229,10 +228,10 @@ class Agent:
         waiting = []
         for process, since in self._unexplained:
             code = codes.get(process.pid)
-            if code is None and now - since < EXIT_CODE_SECONDS:
-                waiting.append((process, since))
-            else:
+            if code is not None:
                 self._report_end(process, code)
+            elif now - since < EXIT_CODE_SECONDS:
+                waiting.append((process, since))
         self._unexplained = waiting
 
     def _report_end(self, process: RankProcess, code: int | None, *, killed: bool = False) -> None:
@@ -246,7 +245,7 @@ class Agent:
                 lines=() if code == 0 else last_lines(self.attempt.rank_log(process.rank), REPORTED_LINES),
             )
         )
-        self._failed = self._failed or code != 0
+        self._failed = self._failed or bool(code)
 
     def _report_unseen(self) -> None:
         """Ranks that failed so soon after their start that only torchrun saw them."""
@@ -260,8 +259,8 @@ class Agent:
     def _is_pointless(self, now: float) -> bool:
         """Whether waiting longer cannot save anything.
 
-        A rank that died leaves its peers hanging. Once all ranks have left in order, only torchrun's own end is
-        awaited, since its exit code says whether they did.
+        A rank that died leaves its peers hanging. Once all ranks have left in order, only torchrun's own end
+        is awaited, since its exit code says whether they did.
         """
         if self.ranks.alive:
             self._ranks_gone = now

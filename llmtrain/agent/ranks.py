@@ -1,15 +1,18 @@
 """The rank processes of one node: found among torchrun's children, watched through pidfds, ended for good.
 
-A pidfd becomes readable in the instant its process dies, and the dead process stays a zombie until torchrun
-collects it (every 0.1 s); in between, /proc tells the exit status that only the parent could ask for.
+A pidfd becomes readable in the instant its process dies. The exit status, which only the parent may ask for,
+is then in /proc while the process is a zombie (torchrun collects it every 0.1 s); newer kernels (6.15) tell
+it through the pidfd after that, and with older ones torchrun's own report is the last resort.
 """
 
 from __future__ import annotations
 
+import fcntl
 import os
 import re
 import select
 import signal
+import struct
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
@@ -19,6 +22,10 @@ import psutil
 
 EXIT_STATUS_FIELD = 49
 """Position of the wait status in /proc/PID/stat after the command name (proc(5): field 52)."""
+PIDFD_GET_INFO = 0xC040FF0B
+"""ioctl on a pidfd: `struct pidfd_info` in its first version, 64 bytes (linux/pidfd.h)."""
+PIDFD_INFO_EXIT = 1 << 3
+PIDFD_INFO_SIZE, PIDFD_EXIT_OFFSET = 64, 60
 FAILURE_LINE = re.compile(rb"exitcode: (-?\d+)\) local_rank: (\d+) \(pid: (\d+)\)")
 """How torchrun reports a worker that failed."""
 
@@ -64,9 +71,9 @@ class Ranks:
             if not (_is_ready(process.pidfd) if process.pidfd is not None else state in ("", "Z", "X")):
                 continue
             del self.alive[process.pid]
+            yield process, _exit_code(process, status)
             if process.pidfd is not None:
                 os.close(process.pidfd)
-            yield process, _reap(process.pid, status)
 
     def ask_to_leave(self) -> None:
         """SIGTERM to every rank that was not asked yet."""
@@ -159,9 +166,28 @@ def _state_and_status(pid: int) -> tuple[str, int | None]:
     return fields[0], int(fields[EXIT_STATUS_FIELD]) if fields[0] in "ZX" else None
 
 
-def _reap(pid: int, status: int | None) -> int | None:
-    """Exit code from a wait status; collects the process when its parent died and left it to us."""
+def _exit_code(process: RankProcess, status: int | None) -> int | None:
+    """Exit code, from /proc's wait status or the kernel; None when it was collected and the kernel is old.
+
+    Collects the process when its parent died and left it to us.
+    """
     with suppress(ChildProcessError):
-        collected, own = os.waitpid(pid, os.WNOHANG)
+        collected, own = os.waitpid(process.pid, os.WNOHANG)
         status = own if collected else status
+    if status is None and process.pidfd is not None:
+        status = _status_of_collected(process.pidfd)
     return None if status is None else os.waitstatus_to_exitcode(status)
+
+
+def _status_of_collected(pidfd: int) -> int | None:
+    """Wait status of a process that its parent has collected; None on kernels that do not keep it."""
+    info = bytearray(PIDFD_INFO_SIZE)
+    struct.pack_into("=Q", info, 0, PIDFD_INFO_EXIT)
+    try:
+        fcntl.ioctl(pidfd, PIDFD_GET_INFO, info)
+    except OSError:
+        return None
+    if not struct.unpack_from("=Q", info)[0] & PIDFD_INFO_EXIT:
+        return None
+    status: int = struct.unpack_from("=i", info, PIDFD_EXIT_OFFSET)[0]
+    return status

@@ -22,6 +22,8 @@ from llmtrain.supervise.policy import AttemptEnd
 from llmtrain.supervise.reports import NodeReport, Reports
 
 TICK_SECONDS = 0.2
+SETTLE_SECONDS = 0.5
+"""How long a finding that is more likely a consequence waits for its cause."""
 PAUSE_SECONDS = 5.0
 """A gap in the supervisor's own loop that means it was suspended, and not that everybody fell silent."""
 
@@ -167,11 +169,15 @@ class AttemptRunner:
         while self._reports.started is not None:
             self._pump(TICK_SECONDS)
             found = detect(self._state, self._reports, self._limits, time.monotonic())
-            if found:
+            if found and not self._may_be_an_echo(found[0]):
                 return found[0]
             if ended_well(self._reports) or self._control.wish() is not None:
                 return None
         return None
+
+    def _may_be_an_echo(self, finding: Finding) -> bool:
+        """Whether the cause of a consequence may still be on its way."""
+        return finding.is_echo and time.monotonic() - finding.at < SETTLE_SECONDS
 
     def _pump(self, timeout: float) -> None:
         """Take in what the agents say, for at most so long; ping them and keep the lease, when it is due."""

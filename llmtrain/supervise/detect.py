@@ -82,7 +82,8 @@ def _ranks(reports: Reports, now: float) -> Iterator[Finding]:
 def _is_death(end: RankEnd, reports: Reports, now: float) -> bool:
     if end.exit_code is not None:
         return end.exit_code != 0
-    return end.rank not in reports.finished and now - end.at > UNEXPLAINED_SECONDS
+    peers_suffer = any(error.payload.error_class == COMMUNICATION for error in reports.errors.values())
+    return end.rank not in reports.finished and (peers_suffer or now - end.at > UNEXPLAINED_SECONDS)
 
 
 def _death(end: RankEnd, reports: Reports) -> Finding:

@@ -112,11 +112,12 @@ class Reports:
 
     def _rank_ended(self, node: int, message: messages.RankEnded, now: float) -> None:
         self.node_of[message.rank] = node
+        known = self.ends.get(message.rank)
         self.ends[message.rank] = RankEnd(
             rank=message.rank,
             node=node,
             exit_code=message.exit_code,
-            at=now,
+            at=now if known is None else known.at,
             asked=message.asked,
             killed=message.killed,
             lines=message.lines,

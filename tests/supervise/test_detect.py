@@ -114,6 +114,11 @@ def rank_vanished_a_moment_ago(story: Story) -> None:
     story.now += 1.0
 
 
+def rank_vanished_and_its_peers_suffer(story: Story) -> None:
+    story.tell(0, failed("communication"))
+    story.end(1, None)
+
+
 def rank_vanished(story: Story) -> None:
     story.end(1, None)
     story.now += 2.5
@@ -196,6 +201,7 @@ def garbage_from_an_agent(story: Story) -> None:
         (rank_finished_and_vanished, None),
         (rank_vanished_a_moment_ago, None),
         (rank_vanished, "rank_dead"),
+        (rank_vanished_and_its_peers_suffer, "rank_dead"),
         (rank_left_as_asked, None),
         (rank_left_with_0, None),
         (agent_killed, "agent_lost"),
