@@ -1,8 +1,9 @@
 """Accelerators and links in numbers: the one table that a cluster profile's names point into.
 
-Peaks are dense (no structured sparsity), FLOP/s; memory in bytes (10^9 based, as sold); bandwidths in bytes/s, one direction.
-Sources: vendors' data sheets for peaks, memory and bandwidth. Efficiencies are what long GEMMs and NCCL reach in
-public measurements (machine-learning engineering MAMF tables, NCCL bus bandwidths); `profiles calibrate` replaces them.
+Peaks are dense (no structured sparsity), FLOP/s; memory in bytes (10^9 based, as sold); bandwidths in
+bytes/s, one direction. Peaks, memory and bandwidths are the vendors' figures. Ceilings and efficiencies are
+what whole training steps reach: fitted jointly to published runs (tests/bench/planner_accuracy.py); `profiles
+calibrate` replaces them.
 """
 
 from __future__ import annotations
@@ -39,17 +40,21 @@ class Accelerator:
     """Share of the peak that a large GEMM sustains inside a training step."""
     fp8_ceiling: float = 0.0
     """The same for FP8."""
-    memory_efficiency: float = 0.89
+    memory_efficiency: float = 0.90
     """Share of `memory_bandwidth` that streaming kernels reach."""
-    attention: tuple[float, float, float] = (0.448, 0.50, 0.52)
-    """Share of the peak that long causal attention reaches forward, FLOPs of half the square: flash1, flash2, flash3."""
-    launch_gap: float = 4e-6
+    attention: tuple[float, float, float] = (0.427, 0.50, 0.52)
+    """Share of the peak that long causal attention reaches forward, FLOPs of half the square: flash1,
+    flash2, flash3.
+    """
+    launch_gap: float = 3e-6
     """Seconds from the end of one kernel to the start of the next."""
     context: float = 3.5 * GB
     """Bytes that the driver, the libraries and communication buffers take."""
 
     def peak(self, mode: str) -> float:
-        """Matrix peak of a precision mode, FLOP/s; raises KeyError for an unknown mode, ValueError for a missing format."""
+        """Matrix peak of a precision mode, FLOP/s; raises KeyError for an unknown mode, ValueError for a
+        missing format.
+        """
         if mode == "fp8" and not self.fp8_flops:
             raise ValueError(f"{self.title} has no FP8 matrix units")
         table = {"bf16": self.bf16_flops, "fp16": self.bf16_flops, "fp8": self.fp8_flops}
@@ -88,25 +93,25 @@ _HOPPER = {
     "tf32_flops": 494.7e12,
     "fp32_flops": 66.9e12,
     "multiprocessors": 132,
-    "gemm_ceiling": 0.695,
-    "fp8_ceiling": 0.628,
-    "attention": (0.227, 0.344, 0.625),
-    "memory_efficiency": 0.87,
-    "launch_gap": 6e-6,
+    "gemm_ceiling": 0.75,
+    "fp8_ceiling": 0.767,
+    "attention": (0.226, 0.31, 0.567),
+    "memory_efficiency": 0.863,
+    "launch_gap": 8.9e-6,
 }
 _POWER_CAPPED = {
-    "gemm_ceiling": 0.531,
-    "fp8_ceiling": 0.522,
-    "attention": (0.22, 0.38, 0.58),
+    "gemm_ceiling": 0.56,
+    "fp8_ceiling": 0.59,
+    "attention": (0.22, 0.38, 0.56),
     "memory_efficiency": 0.75,
 }
 _BLACKWELL = {
     "fp32_flops": 80e12,
     "multiprocessors": 148,
-    "gemm_ceiling": 0.466,
-    "fp8_ceiling": 0.483,
-    "attention": (0.15, 0.25, 0.525),
-    "memory_efficiency": 0.80,
+    "gemm_ceiling": 0.518,
+    "fp8_ceiling": 0.587,
+    "attention": (0.15, 0.25, 0.51),
+    "memory_efficiency": 0.875,
     "launch_gap": 1e-6,
 }
 
@@ -130,7 +135,7 @@ ACCELERATORS: dict[str, Accelerator] = {
             **_AMPERE,
             memory=40 * GB,
             memory_bandwidth=1555e9,
-            gemm_ceiling=0.823,
+            gemm_ceiling=0.822,
         ),
         _gpu(
             "a100-80g-sxm",
@@ -138,7 +143,7 @@ ACCELERATORS: dict[str, Accelerator] = {
             **_AMPERE,
             memory=80 * GB,
             memory_bandwidth=2039e9,
-            gemm_ceiling=0.823,
+            gemm_ceiling=0.822,
         ),
         _gpu(
             "a100-40g-pcie",
@@ -162,7 +167,7 @@ ACCELERATORS: dict[str, Accelerator] = {
             **_AMPERE,
             memory=80 * GB,
             memory_bandwidth=2039e9,
-            gemm_ceiling=0.823,
+            gemm_ceiling=0.822,
         ),
         _gpu("h100-sxm", "H100-SXM5-80GB", **_HOPPER, memory=80 * GB, memory_bandwidth=3352e9),
         _gpu(
@@ -211,9 +216,8 @@ ACCELERATORS: dict[str, Accelerator] = {
 }
 
 
-def _link(
-    name: str, title: str, bandwidth: float, efficiency: float, latency: float, hop: float, inside: bool
-) -> Link:
+def _link(name: str, title: str, *figures: float, inside: bool) -> Link:
+    bandwidth, efficiency, latency, hop = figures
     return Link(
         name=name,
         title=title,
@@ -228,17 +232,17 @@ def _link(
 LINKS: dict[str, Link] = {
     entry.name: entry
     for entry in (
-        _link("nvlink2", "NVLink 2", 150e9, 0.80, 20e-6, 3.4e-6, True),
-        _link("nvlink3", "NVLink 3", 300e9, 0.80, 18e-6, 3.4e-6, True),
-        _link("nvlink3-a800", "NVLink 3 of an A800", 200e9, 0.80, 18e-6, 3.4e-6, True),
-        _link("nvlink4", "NVLink 4", 450e9, 0.85, 16e-6, 2.4e-6, True),
-        _link("nvlink5", "NVLink 5", 900e9, 0.63, 16e-6, 2.4e-6, True),
-        _link("pcie4", "PCIe 4.0 x16", 32e9, 0.72, 20e-6, 5.7e-6, True),
-        _link("pcie5", "PCIe 5.0 x16", 64e9, 0.72, 20e-6, 5.7e-6, True),
-        _link("shared-memory", "shared memory", 2e9, 0.75, 120e-6, 60e-6, True),
-        _link("ib-hdr", "InfiniBand HDR, 200 Gb/s", 25e9, 0.89, 14e-6, 9.6e-6, False),
-        _link("ib-ndr", "InfiniBand NDR, 400 Gb/s", 50e9, 0.70, 14e-6, 9.6e-6, False),
-        _link("roce", "RoCE v2, 400 Gb/s", 50e9, 0.72, 18e-6, 12e-6, False),
-        _link("tcp", "TCP over Ethernet, 25 Gb/s", 3.125e9, 0.75, 60e-6, 40e-6, False),
+        _link("nvlink2", "NVLink 2", 150e9, 0.80, 20e-6, 3.4e-6, inside=True),
+        _link("nvlink3", "NVLink 3", 300e9, 0.80, 18e-6, 3.4e-6, inside=True),
+        _link("nvlink3-a800", "NVLink 3 of an A800", 200e9, 0.80, 18e-6, 3.4e-6, inside=True),
+        _link("nvlink4", "NVLink 4", 450e9, 0.83, 16e-6, 2.4e-6, inside=True),
+        _link("nvlink5", "NVLink 5", 900e9, 0.64, 16e-6, 2.4e-6, inside=True),
+        _link("pcie4", "PCIe 4.0 x16", 32e9, 0.72, 20e-6, 5.7e-6, inside=True),
+        _link("pcie5", "PCIe 5.0 x16", 64e9, 0.72, 20e-6, 5.7e-6, inside=True),
+        _link("shared-memory", "shared memory", 2e9, 0.75, 120e-6, 60e-6, inside=True),
+        _link("ib-hdr", "InfiniBand HDR, 200 Gb/s", 25e9, 0.90, 14e-6, 9.6e-6, inside=False),
+        _link("ib-ndr", "InfiniBand NDR, 400 Gb/s", 50e9, 0.70, 14e-6, 9.6e-6, inside=False),
+        _link("roce", "RoCE v2, 400 Gb/s", 50e9, 0.80, 18e-6, 12e-6, inside=False),
+        _link("tcp", "TCP over Ethernet, 25 Gb/s", 3.125e9, 0.75, 60e-6, 40e-6, inside=False),
     )
 }

@@ -1,4 +1,6 @@
-"""What training frameworks keep in memory beside the weights' formats: measured or read habits, not physics."""
+"""What training frameworks keep in memory beside the weights' formats: measured or read habits, not
+physics.
+"""
 
 from __future__ import annotations
 
@@ -14,19 +16,21 @@ class Bookkeeping:
     logit_bytes: int
     """Bytes a logit at the peak of the loss: the logits, FP32 copies, the softmax, their gradient."""
     gated_tensors: int
-    """Tensors of the feed-forward width that a gated activation keeps: gate, up, product, and eager ones silu(gate)."""
+    """Tensors of the feed-forward width that a gated activation keeps: gate, up, product, and eager ones
+    silu(gate).
+    """
     rotated_copies: bool
     """Whether queries and keys are kept after rotation beside the projection they came from."""
     output_copy: bool
     """Whether the attention output is kept twice, before and after its heads are merged."""
     layer_scratch: bool
-    """Whether a 2-byte scratch copy of one layer's weights stays allocated (placeholders of fused weight gradients)."""
+    """Whether a 2-byte scratch copy of one layer's weights stays allocated (placeholders of fused weight
+    gradients).
+    """
     half_gradients: bool = False
     """Whether half-precision gradients stay beside FP32 sums of them."""
     buckets: float = 0.0
     """Bytes of fixed communication buckets."""
-    gathered_inputs: bool
-    """Whether, under sequence parallelism, inputs of column-parallel layers are kept whole instead of gathered again."""
 
 
 BOOKKEEPING: dict[str, Bookkeeping] = {
@@ -37,7 +41,6 @@ BOOKKEEPING: dict[str, Bookkeeping] = {
         rotated_copies=True,
         output_copy=True,
         layer_scratch=False,
-        gathered_inputs=True,
     ),
     "megatron": Bookkeeping(
         reduced_shard=False,
@@ -46,7 +49,6 @@ BOOKKEEPING: dict[str, Bookkeeping] = {
         rotated_copies=False,
         output_copy=False,
         layer_scratch=True,
-        gathered_inputs=False,
     ),
     "fsdp": Bookkeeping(
         reduced_shard=False,
@@ -55,7 +57,6 @@ BOOKKEEPING: dict[str, Bookkeeping] = {
         rotated_copies=True,
         output_copy=False,
         layer_scratch=False,
-        gathered_inputs=False,
     ),
     "deepspeed": Bookkeeping(
         reduced_shard=False,
@@ -64,7 +65,6 @@ BOOKKEEPING: dict[str, Bookkeeping] = {
         rotated_copies=True,
         output_copy=False,
         layer_scratch=False,
-        gathered_inputs=False,
         half_gradients=True,
         buckets=2e9,
     ),

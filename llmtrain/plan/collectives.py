@@ -1,8 +1,8 @@
-"""Seconds of collective operations: rings inside a node, and rings over nodes whose members share the nodes' ports.
+"""Seconds of collective operations: rings in a node, and rings over nodes whose members share the nodes' ports.
 
-A ring moves 2(n-1)/n of the bytes for an all-reduce and half of that for a reduce-scatter or an all-gather (of the
-whole tensor), in as many steps; each step costs a hop. Rank order is tensor parallel first, so that `neighbours` groups lie
-side by side in each node and share what the node can send.
+A ring moves 2(n-1)/n of the bytes for an all-reduce and half of that for a reduce-scatter or an all-gather
+(of the whole tensor), in as many steps; each step costs a hop. Rank order is tensor parallel first, so that
+neighbouring groups lie side by side in each node and share what the node can send.
 """
 
 from __future__ import annotations
@@ -11,9 +11,12 @@ from dataclasses import dataclass
 
 from llmtrain.plan.machine import LinkSpeed, Machine
 
-
-_SHARED_PORTS = 0.76
+_SHARED_PORTS = 0.77
 """Share of the ports' bandwidth that is left when several rings of a node compete for them."""
+
+
+_TREE = 6.9
+"""Hops a doubling of the ranks adds once a library leaves rings for trees, where hops would only add up."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,8 +39,10 @@ def group(machine: Machine, size: int, stride: int) -> Group:
     return Group(size, min(per_node, size), min(stride, node))
 
 
-def ring_seconds(machine: Machine, where: Group, moved: float, passes: int) -> float:
-    """Seconds of a ring over `moved` bytes; `passes` is 2 for an all-reduce, 1 for reduce-scatter and all-gather."""
+def ring_seconds(machine: Machine, where: Group, moved: float, passes: int, calls: float = 1.0) -> float:
+    """Seconds of a ring over `moved` bytes in `calls` pieces; `passes`: 2 for an all-reduce, 1 for half of
+    it.
+    """
     size = where.size
     if size <= 1 or moved <= 0:
         return 0.0
@@ -45,18 +50,13 @@ def ring_seconds(machine: Machine, where: Group, moved: float, passes: int) -> f
     share = passes * (size - 1) / size * moved
     intra = machine.intra
     if where.per_node >= size:
-        return intra.latency + steps * intra.hop + share / (intra.bus * _fewer_peers(size))
+        return calls * (intra.latency + steps * intra.hop) + share / (intra.bus * _fewer_peers(size))
     inter = _inter(machine)
     bus = min(intra.bus, inter.bus / where.rings * (_SHARED_PORTS if where.rings > 1 else 1.0))
     node_steps = passes * (-(-size // where.per_node) - 1)
     hops = (steps - node_steps) * intra.hop + node_steps * inter.hop
-    return inter.latency + _tree_hops(hops, size, inter.hop, passes) + share / bus
-
-
-def _tree_hops(ring: float, size: int, hop: float, passes: int) -> float:
-    """Libraries leave rings for trees where rings would only add up hops: 2 log2(n) hops instead of n."""
-    depth = 2.0 * passes * max(1, (size - 1).bit_length())
-    return min(ring, depth * hop * 2.0)
+    hops = min(hops, _TREE * passes * (size - 1).bit_length() * inter.hop)
+    return calls * (inter.latency + hops) + share / bus
 
 
 def _fewer_peers(size: int) -> float:
@@ -68,14 +68,14 @@ def _inter(machine: Machine) -> LinkSpeed:
     return machine.inter if machine.inter is not None else machine.intra
 
 
-def all_reduce(machine: Machine, where: Group, moved: float) -> float:
-    """Seconds to sum `moved` bytes over a group."""
-    return ring_seconds(machine, where, moved, 2)
+def all_reduce(machine: Machine, where: Group, moved: float, calls: float = 1.0) -> float:
+    """Seconds to sum `moved` bytes over a group, in `calls` pieces."""
+    return ring_seconds(machine, where, moved, 2, calls)
 
 
-def scatter_or_gather(machine: Machine, where: Group, moved: float) -> float:
-    """Seconds to reduce-scatter or all-gather a tensor of `moved` bytes in whole."""
-    return ring_seconds(machine, where, moved, 1)
+def scatter_or_gather(machine: Machine, where: Group, moved: float, calls: float = 1.0) -> float:
+    """Seconds to reduce-scatter or all-gather `moved` bytes in whole, in `calls` pieces."""
+    return ring_seconds(machine, where, moved, 1, calls)
 
 
 def all_to_all(machine: Machine, where: Group, moved: float) -> float:
@@ -94,7 +94,9 @@ def all_to_all(machine: Machine, where: Group, moved: float) -> float:
 
 
 def send(machine: Machine, moved: float, stride: int, stages: int) -> float:
-    """Seconds to hand `moved` bytes to the next pipeline stage, `stride` ranks away, while all ranks of a node do."""
+    """Seconds to hand `moved` bytes to the next pipeline stage, `stride` ranks away, while all ranks of a
+    node do.
+    """
     if stride * stages <= machine.gpus_per_node:
         return machine.intra.latency + moved / machine.intra.bus
     inter = _inter(machine)

@@ -1,4 +1,6 @@
-"""Rules that a layout must keep before memory or time are looked at. Each refusal names the inequality and both numbers."""
+"""Rules that a layout must keep before memory or time are looked at. Each refusal names the inequality and
+both numbers.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,6 @@ from llmtrain.config.layout import Layout
 from llmtrain.plan.engine_features import EngineFeatures
 from llmtrain.plan.machine import Machine
 from llmtrain.plan.workload import Workload
-
 
 BATCH_RULE = "interleaving over the batch"
 """The one rule of the settings that depends on the batch, too."""
@@ -52,7 +53,8 @@ def knob_refusals(work: Workload, layout: Layout, features: EngineFeatures) -> I
     elif layers % chunks and not features.uneven_layers:
         yield _knob(
             "layers over stages",
-            f"layers {layers} mod (pp {layout.pp} x vpp {layout.vpp} = {chunks}) = {layers % chunks}, must be 0",
+            f"layers {layers} mod (pp {layout.pp} x vpp {layout.vpp} = {chunks}) = {layers % chunks}, "
+            "must be 0",
             "choose pp x vpp that divides the layers",
         )
     if layout.vpp > 1 or layout.schedule == "interleaved":
@@ -133,7 +135,8 @@ def _batch(work: Workload, layout: Layout) -> Iterator[Refusal]:
     if count < layout.dp:
         yield Refusal(
             "replicas",
-            f"batch.global {work.global_batch} / batch.micro {layout.micro_batch} = {count} micro-batches < dp {layout.dp}",
+            f"batch.global {work.global_batch} / batch.micro {layout.micro_batch} = {count} micro-batches "
+            f"< dp {layout.dp}",
             "lower dp or batch.micro, or raise batch.global",
         )
         return
@@ -150,7 +153,8 @@ def _tensor(work: Workload, layout: Layout, machine: Machine) -> Iterator[Refusa
     elif machine.gpus_per_node % tp and layout.world_size > machine.gpus_per_node:
         yield Refusal(
             "tp inside a node",
-            f"{machine.gpus_per_node} accelerators in a node mod tp {tp} = {machine.gpus_per_node % tp}, must be 0",
+            f"{machine.gpus_per_node} accelerators in a node mod tp {tp} = {machine.gpus_per_node % tp}, "
+            "must be 0",
             "choose a tp that divides gpus_per_node",
         )
     for name, value in (
@@ -181,7 +185,8 @@ def _axes(work: Workload, layout: Layout, features: EngineFeatures) -> Iterator[
     if work.sequence % (2 * layout.cp) and layout.cp > 1:
         yield Refusal(
             "sequence over cp",
-            f"sequence {work.sequence} mod (2 x cp {layout.cp}) = {work.sequence % (2 * layout.cp)}, must be 0",
+            f"sequence {work.sequence} mod (2 x cp {layout.cp}) = {work.sequence % (2 * layout.cp)}, "
+            "must be 0",
         )
     if layout.ep > 1 and work.shape.experts % layout.ep:
         yield Refusal(

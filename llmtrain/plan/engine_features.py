@@ -1,4 +1,6 @@
-"""What the training engine can run: the one place that the planner asks before it offers a layout for a launch."""
+"""What the training engine can run: the one place that the planner asks before it offers a layout for a
+launch.
+"""
 
 from __future__ import annotations
 

@@ -1,8 +1,12 @@
-"""Seconds of the three kinds of kernels that a training step is made of: matrix products, attention, streaming passes.
+"""Seconds of the three kinds of kernels that a training step is made of: matrix products, attention,
+streaming passes.
 
-A matrix product of M x N x K is cut into tiles that the multiprocessors work on in waves; the last wave is partly
-empty, small tiles run below the ceiling, and each tile pays for filling its pipeline (`_FILL` steps along K). The
-constants here and in the hardware table were fitted jointly to published runs of eight sources; nothing belongs to one
+A matrix product of M x N x K is cut into tiles that the multiprocessors work on in waves; the last wave is
+partly
+empty, small tiles run below the ceiling, and each tile pays for filling its pipeline (`_FILL` steps along K).
+The
+constants here and in the hardware table were fitted jointly to published runs of eight sources; nothing
+belongs to one
 source (tests/bench/planner_accuracy.py prints the errors, also with each source left out).
 """
 
@@ -14,13 +18,18 @@ from llmtrain.plan.machine import Machine
 
 _TILES = ((256, 128), (128, 256), (128, 128), (256, 64), (64, 256), (128, 64), (64, 128), (64, 64))
 _LARGEST_TILE = 256 * 128
-_FILL = 256.0
-"""Steps along K that a tile spends on filling its pipeline and on writing its result."""
+_FILL = 250.0
+"""Steps along K whose time a tile spends on filling its pipeline and writing its result, at an A100's rate.
+"""
+_FILL_RATE = 312e12 / 108
+"""FLOP/s of one multiprocessor of an A100: filling takes the same time on a faster one."""
+_FILL_GROWTH = 0.86
+"""Exponent of that: a faster one fills somewhat faster, too."""
 _SMALL_TILE_LOSS = 0.75
 """Share of the ceiling that a vanishing tile would lose against the largest one."""
 _BACKWARD_SHARE = 0.70
 """Rate of the backward attention kernel against the forward one."""
-_SHORT_KEYS = 148.0
+_SHORT_KEYS = 139.0
 """Keys at which a fused attention kernel reaches half of its rate."""
 _ALIGNED = ((64, 1.0), (16, 0.95), (8, 0.90), (4, 0.55), (2, 0.40), (1, 0.25))
 """Rate of a product whose inner dimensions are multiples of so many elements and no more."""
@@ -46,11 +55,13 @@ class Kernels:
         self._bandwidth = machine.memory_bandwidth
         self._plain_rate = self._plain_peak * machine.gemm
         self._fp8_rate = self.peak * accelerator.fp8_ceiling * machine.gemm / accelerator.gemm_ceiling
+        self._fp8_rate *= machine.fp8
         if machine.software.fp8_scaling == "row":
             self._fp8_rate *= _ROW_SCALED
         kernels = ("flash1", "flash2", "flash3")
         fused = machine.software.attention
-        self._attention_share = accelerator.attention[kernels.index(fused)] if fused in kernels else 0.0
+        share = accelerator.attention[kernels.index(fused)] if fused in kernels else 0.0
+        self._attention_share = share * machine.attention
         self._batches: dict[tuple[int, int, int, int], float] = {}
         self._remembered: dict[tuple[int, int, int, bool, bool], float] = {}
 
@@ -79,12 +90,16 @@ class Kernels:
         if self._units == 1:
             return 2.0 * m * n * k / rate + memory + self._gap
         rate *= _alignment(m, n) if accumulate else _alignment(n, k)
-        compute = self._tiled(m, n, k, rate / self._units)
+        compute = self._tiled(m, n, k, rate / self._units, self._fill(fp8))
         joint = float((compute**4 + memory**4) ** 0.25)
         return joint + (0.2 * memory if accumulate else 0.0) + self._gap
 
-    def _tiled(self, m: int, n: int, k: int, rate: float) -> float:
-        """Seconds of the best tile and split along k; `rate` is FLOP/s of one multiprocessor at the ceiling."""
+    def _fill(self, fp8: bool) -> float:
+        peak = self.peak if fp8 else self._plain_peak
+        return float(_FILL * (peak / self._units / _FILL_RATE) ** _FILL_GROWTH)
+
+    def _tiled(self, m: int, n: int, k: int, rate: float, fill: float) -> float:
+        """Seconds of the best tile and split along k; `rate`: FLOP/s of one multiprocessor at the ceiling."""
         best = float("inf")
         for rows, columns in _TILES:
             area = rows * columns
@@ -94,7 +109,7 @@ class Kernels:
                 if split > 1 and k < 512 * split:
                     break
                 waves = ceil(tiles * split / self._units)
-                seconds = waves * 2.0 * area * (k / split + _FILL) / speed
+                seconds = waves * 2.0 * area * (k / split + fill) / speed
                 if split > 1:
                     seconds += 8.0 * m * n * split / self._bandwidth
                 best = min(best, seconds)
@@ -103,7 +118,9 @@ class Kernels:
     def attention(
         self, heads: float, rows: float, keys: float, width: int, batch: int
     ) -> tuple[float, float]:
-        """Seconds forward and backward of fused causal attention of `rows` queries over `keys` keys on this rank."""
+        """Seconds forward and backward of fused causal attention of `rows` queries over `keys` keys on this
+        rank.
+        """
         flops = 2.0 * batch * heads * rows * keys * width  # two products, half of the square
         share = self._attention_share
         blocks = batch * heads * ceil(rows / _QUERY_BLOCK)
@@ -117,7 +134,9 @@ class Kernels:
         )
 
     def scores(self, heads: float, rows: float, keys: float, width: int, batch: int) -> tuple[float, float]:
-        """Seconds forward and backward of unfused attention: batched products and passes over the score matrix."""
+        """Seconds forward and backward of unfused attention: batched products and passes over the score
+        matrix.
+        """
         instances = batch * heads
         scores = instances * rows * keys
         product = self._batched(instances, rows, keys, width)
@@ -142,12 +161,13 @@ class Kernels:
         if self._units == 1:
             return 2.0 * instances * m * n * k / self._plain_rate + memory + self._gap
         rate = self._plain_rate / self._units * _alignment(n, k)
+        fill = self._fill(False)
         best = float("inf")
         for rows, columns in _TILES:
             area = rows * columns
             speed = rate * (1.0 - _SMALL_TILE_LOSS * (1.0 - area / _LARGEST_TILE))
             waves = ceil(instances * ceil(m / rows) * ceil(n / columns) / self._units)
-            best = min(best, waves * 2.0 * area * (k + _FILL) / speed)
+            best = min(best, waves * 2.0 * area * (k + fill) / speed)
         return float((best**4 + memory**4) ** 0.25 + self._gap)
 
 

@@ -1,4 +1,6 @@
-"""The ladder: for every node count down to the loss budget a layout that fits, with the global batch kept exactly."""
+"""The ladder: for every node count down to the loss budget a layout that fits, with the global batch kept
+exactly.
+"""
 
 from __future__ import annotations
 
@@ -16,11 +18,12 @@ def lowest_rung(nodes: int, budget: float) -> int:
 
 
 def make_ladder(
-    evaluator: Evaluator, recipe: Recipe, search: Search, found: Found, nodes: int, usable: int
+    evaluator: Evaluator, recipe: Recipe, search: Search, found: Found, *, nodes: int, usable: int
 ) -> tuple[Rung, ...]:
     """Rungs from all nodes down; while the chosen plan's ranks still fit, it stays.
 
-    A rung first tries the best shapes of the search with fewer replicas, and searches anew when none of them fits.
+    A rung first tries the best shapes of the search with fewer replicas, and searches anew when none of them
+    fits.
     """
     rungs: list[Rung] = []
     current: Candidate | None = found.candidates[0]

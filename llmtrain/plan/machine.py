@@ -45,6 +45,10 @@ class Machine:
     """Bytes taken before the first tensor is made."""
     gemm: float
     """Share of the matrix peak that large GEMMs sustain."""
+    fp8: float
+    """Factor on the rate of FP8 products."""
+    attention: float
+    """Factor on the rate of fused attention kernels."""
     memory_bandwidth: float
     """Bytes/s that streaming kernels reach."""
     launch_gap: float
@@ -85,6 +89,8 @@ def make_machine(cluster: ClusterProfile) -> Machine:
         capacity=capacity,
         context=accelerator.context,
         gemm=_default(calibration.gemm, accelerator.gemm_ceiling),
+        fp8=_default(calibration.fp8, 1.0),
+        attention=_default(calibration.attention, 1.0),
         memory_bandwidth=accelerator.memory_bandwidth * streaming,
         launch_gap=_default(calibration.launch_gap, accelerator.launch_gap),
         step_overhead=_default(calibration.step_overhead, 0.01),

@@ -1,4 +1,6 @@
-"""`make_plan`: from a job spec to the plans, the ladder and the problems. Pure: no clock, network or environment."""
+"""`make_plan`: from a job spec to the plans, the ladder and the problems. Pure: no clock, network or
+environment.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,8 @@ def make_plan(
 ) -> Plan:
     """Plan a job: search all layouts, or evaluate the one given.
 
-    `nodes` plans for so many nodes instead of the profile's; `features` is what the engine that will run it can do.
+    `nodes` plans for so many nodes instead of the profile's; `features` is what the engine that will run it
+    can do.
     Raises InfeasibleError when nothing fits, ConfigError when the profile's figures cannot be used.
     """
     cluster = spec.cluster if nodes is None else replace(spec.cluster, nodes=nodes, spares=0)
@@ -47,7 +50,7 @@ def make_plan(
     else:
         fixed = _fixed(evaluator, layout, usable, features)
         found = Found((fixed,), (fixed,), Refused(), 1, 1, (layout,))
-    ladder = make_ladder(evaluator, spec.recipe, search, found, cluster.nodes, usable)
+    ladder = make_ladder(evaluator, spec.recipe, search, found, nodes=cluster.nodes, usable=usable)
     size = model_size(spec.recipe.model)
     failures = reliability(found.candidates[0], size.parameters, cluster)
     return Plan(
@@ -56,7 +59,9 @@ def make_plan(
         ladder=ladder,
         problems=(
             *request_problems(spec.recipe, evaluator.machine),
-            *_remarks(evaluator, spec, found.candidates[0], ladder, failures, features),
+            *_remarks(
+                evaluator, spec, found.candidates[0], ladder=ladder, failures=failures, features=features
+            ),
         ),
         front=found.front,
         refused=_groups(found.refused),
@@ -102,6 +107,7 @@ def _remarks(
     evaluator: Evaluator,
     spec: JobSpec,
     best: Candidate,
+    *,
     ladder: tuple[Rung, ...],
     failures: Reliability,
     features: EngineFeatures,
@@ -112,7 +118,8 @@ def _remarks(
         free = 1.0 - memory.total / memory.capacity
         yield Problem(
             "memory",
-            f"{memory.total / 1e9:.1f} GB of {memory.capacity / 1e9:.1f} GB leaves {100 * free:.1f} % < 4 % free",
+            f"{memory.total / 1e9:.1f} GB of {memory.capacity / 1e9:.1f} GB leaves "
+            f"{100 * free:.1f} % < 4 % free",
             "use recompute or a smaller micro-batch",
         )
     for setting in features.missing(best.layout):

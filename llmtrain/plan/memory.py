@@ -1,8 +1,8 @@
 """Bytes of one rank by kind, for every pipeline stage.
 
-Activations per layer and micro-batch follow Korthikanti et al. 2022, section 4: with half precision, dropout, f = 4h and
-no recomputation s b h (10 + 24/t + 5 a s/(h t)); here each tensor is counted by itself, so that grouped queries, gated
-feed-forward blocks, experts and engines without dropout come out of the same sum.
+Activations per layer and micro-batch follow Korthikanti et al. 2022, section 4: with half precision, dropout,
+f = 4h and no recomputation s b h (10 + 24/t + 5 a s/(h t)); here each tensor is counted by itself, so that
+grouped queries, gated feed-forward blocks, experts and engines without dropout come out of the same sum.
 """
 
 from __future__ import annotations
@@ -111,9 +111,7 @@ def layer_activation_bytes(work: Workload, layout: Layout, machine: Machine, rec
     if recompute == "selective" and software.selective_recompute == "operators":
         kept = (2 * shape.heads + shape.kv_heads) * shape.head_dim + shape.ffn_hidden
         return element * (2 * hidden / shard + tokens * kept / layout.tp)
-    habits = BOOKKEEPING[software.framework]
-    inputs = 1 if habits.gathered_inputs else shard
-    norms = 2 * element * hidden / shard + 2 * element * hidden / inputs
+    norms = 4 * element * hidden / shard
     masks = 2 * hidden / shard if software.dropout else 0.0
     return (
         norms
@@ -124,7 +122,9 @@ def layer_activation_bytes(work: Workload, layout: Layout, machine: Machine, rec
 
 
 def _sizes(work: Workload, layout: Layout) -> tuple[int, float, float, int]:
-    """Bytes an element, tokens of a rank, elements of its hidden state, ranks that share the residual stream."""
+    """Bytes an element, tokens of a rank, elements of its hidden state, ranks that share the residual
+    stream.
+    """
     tokens = layout.micro_batch * work.sequence / layout.cp
     shard = layout.tp if layout.sequence_parallel else 1
     return work.activation_bytes, tokens, tokens * work.shape.hidden, shard
@@ -269,7 +269,7 @@ class MemoryModel:
 
 
 def _working(work: Workload, layout: Layout, machine: Machine, stage: int) -> float:
-    """What one layer needs beside the activations kept, while it is recomputed, differentiated or gathered."""
+    """What one layer needs beside the activations kept, while it is recomputed or gathered."""
     shape, habits = work.shape, BOOKKEEPING[machine.software.framework]
     layer = (shape.attention_matrix + shape.experts * shape.expert_matrix / layout.ep) / layout.tp
     total = habits.buckets if layout.dp > 1 else 0.0

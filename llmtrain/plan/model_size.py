@@ -1,6 +1,7 @@
 """Parameters and FLOPs of a decoder-only transformer, from its shape alone.
 
-`matrix` parameters are the weights that a token is multiplied with; vectors are norms and biases. FLOPs per token count
+`matrix` parameters are the weights that a token is multiplied with; vectors are norms and biases. FLOPs per
+token count
 2 per matrix weight forward, twice that backward, and attention over the full square (the MFU convention of
 Korthikanti et al. 2022, appendix A), never recomputation.
 """
@@ -117,7 +118,9 @@ def parameter_count(model: ModelConfig) -> int:
 
 
 def flops_per_token(model: ModelConfig) -> float:
-    """Model FLOPs of one token, forward and backward: 6 x matrix weights + 12 x layers x heads x head_dim x sequence."""
+    """Model FLOPs of one token, forward and backward: 6 x matrix weights + 12 x layers x heads x head_dim x
+    sequence.
+    """
     shape = block_shape(model)
     attention = 4.0 * model.sequence * shape.heads * shape.head_dim
     forward = model.layers * (2.0 * shape.active_matrix + attention) + 2.0 * model.vocab * model.hidden

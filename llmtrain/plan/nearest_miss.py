@@ -63,9 +63,9 @@ def too_big(evaluator: Evaluator, candidate: Candidate) -> Problem:
     words = ", ".join(f"{kind} {getattr(memory, kind) / 1e9:.1f}" for kind in kinds)
     return Problem(
         "memory",
-        f"nearest layout dp={layout.dp} tp={layout.tp} pp={layout.pp} cp={layout.cp} micro={layout.micro_batch} "
-        f"zero={layout.zero} recompute={layout.recompute}: stage {stage} needs {memory.total / 1e9:.1f} GB > "
-        f"{evaluator.usable_memory / 1e9:.1f} GB usable of {memory.capacity / 1e9:.1f} GB ({words})",
+        f"nearest layout dp={layout.dp} tp={layout.tp} pp={layout.pp} cp={layout.cp} "
+        f"micro={layout.micro_batch} zero={layout.zero} recompute={layout.recompute}: "
+        f"stage {stage} needs {memory.total / 1e9:.1f} GB > {evaluator.usable_memory / 1e9:.1f} GB usable of {memory.capacity / 1e9:.1f} GB ({words})",
         _savings(evaluator, candidate),
     )
 

@@ -1,6 +1,7 @@
 """Failures: how often, how many spares, how often to save, what is left of the time, and what it costs.
 
-Checkpoint interval after Young 1974 and Daly 2006 (higher order): with saves of `delta` seconds and a mean time between
+Checkpoint interval after Young 1974 and Daly 2006 (higher order): with saves of `delta` seconds and a mean
+time between
 failures M, sqrt(2 delta M) (1 + sqrt(delta / 2M) / 3 + delta / 18M) - delta, and M itself when delta >= 2M.
 """
 

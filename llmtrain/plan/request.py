@@ -1,4 +1,6 @@
-"""A request checked: which of its numbers contradict each other, the schedule or the memory, and what comes nearest."""
+"""A request checked: which of its numbers contradict each other, the schedule or the memory, and what comes
+nearest.
+"""
 
 from __future__ import annotations
 
@@ -39,8 +41,8 @@ def _batch(request: RequestConfig, sequence: int) -> Iterator[Problem]:
     few = f"; read as tokens it is {in_tokens:g} sequences, fewer than one micro-batch a replica ({replica})"
     yield Problem(
         "request.global",
-        f"dp {request.dp} x micro {request.micro} x accumulation {request.accumulation} = {product} sequences, "
-        f"not {request.global_size}{few if in_tokens < replica else ''}",
+        f"dp {request.dp} x micro {request.micro} x accumulation {request.accumulation} = {product} "
+        f"sequences, not {request.global_size}{few if in_tokens < replica else ''}",
         f"set accumulation to {needed} ({needed * replica * sequence / 1e6:.1f} M tokens a step), "
         f"or global to {product} ({product * sequence / 1e6:.2f} M tokens)",
     )
@@ -60,8 +62,8 @@ def _bubble(request: RequestConfig, layers: int) -> Iterator[Problem]:
     )
     yield Problem(
         "request.bubble",
-        f"1F1B idles (pp - 1)/(accumulation + pp - 1) = {fill}/{request.accumulation + fill} = {_percent(idle)} "
-        f"> {_percent(most)}",
+        f"1F1B idles (pp - 1)/(accumulation + pp - 1) = {fill}/{request.accumulation + fill} = "
+        f"{_percent(idle)} > {_percent(most)}",
         f"set {interleaved}accumulation to at least {needed} ({_percent(fill / (needed + fill))})",
     )
 
@@ -106,20 +108,22 @@ def _evaluator(recipe: Recipe, request: RequestConfig, machine: Machine) -> Eval
 
 
 def proposals(recipe: Recipe, machine: Machine, features: EngineFeatures) -> Iterator[Proposal]:
-    """Yield the nearest plans that work: the same degrees at both readings of the batch, and a better layout."""
+    """Yield the nearest plans that work: the same degrees at both readings of the batch, and a better
+    layout.
+    """
     request = recipe.request
     if request is None:
         return
     product = request.dp * request.micro * request.accumulation
     degrees = ParallelConfig(dp=request.dp, tp=request.tp, pp=request.pp)
-    near = _best(recipe, machine, features, degrees, product, request.bubble)
+    near = _best(recipe, machine, features, degrees, batch=product, bubble=request.bubble)
     if near is not None:
         yield Proposal(title=f"same degrees, {product} sequences", candidate=near)
-    free = _best(recipe, machine, features, ParallelConfig(), product, request.bubble)
+    free = _best(recipe, machine, features, ParallelConfig(), batch=product, bubble=request.bubble)
     if free is not None and (near is None or _seconds(free) < (1.0 - TIE) * _seconds(near)):
         yield Proposal(title=f"other degrees, {product} sequences", candidate=free)
     if request.global_size not in (product, 0):
-        large = _best(recipe, machine, features, degrees, request.global_size, request.bubble)
+        large = _best(recipe, machine, features, degrees, batch=request.global_size, bubble=request.bubble)
         if large is not None:
             yield Proposal(title=f"same degrees, {request.global_size} sequences", candidate=large)
 
@@ -129,6 +133,7 @@ def _best(
     machine: Machine,
     features: EngineFeatures,
     parallel: ParallelConfig,
+    *,
     batch: int,
     bubble: float,
 ) -> Candidate | None:

@@ -1,7 +1,8 @@
 """Closed forms of the pipeline schedules: how many micro-batches are alive, and how much of a step idles.
 
-p stages, v chunks a stage, m micro-batches a step. Sources: 1F1B and interleaved 1F1B, Narayanan et al. 2021; zero bubble,
-Qi et al. 2024 (the schedule of this name here is ZB-H1: same memory as 1F1B, weight gradients fill the bubble).
+p stages, v chunks a stage, m micro-batches a step. Sources: 1F1B and interleaved 1F1B, Narayanan et al. 2021;
+zero bubble, Qi et al. 2024 (the schedule of this name here is ZB-H1: the memory of 1F1B, weight gradients
+fill the bubble).
 """
 
 from __future__ import annotations
@@ -17,15 +18,14 @@ def micro_batches_in_flight(schedule: str, stages: int, chunks: int, micro_batch
     if schedule == "interleaved" and chunks > 1:
         warm_up = 2 * (stages - stage - 1) + (chunks - 1) * stages + 1
         return min(micro_batches * chunks, warm_up) / chunks
-    if schedule == "zero-bubble":
-        return min(micro_batches, stages - stage)
     return min(micro_batches, stages - stage)
 
 
 def bubble_ratio(schedule: str, stages: int, chunks: int, micro_batches: int) -> float:
     """Idle share of the pipeline's time with equal stages: (p - 1) / (v m + p - 1).
 
-    Zero bubble with forward, input-gradient and weight-gradient passes of equal length: (p - 1) / (3 m + p - 1).
+    Zero bubble with forward, input-gradient and weight-gradient passes of equal length: (p - 1) / (3 m + p -
+    1).
     """
     fill = stages - 1
     if schedule == "zero-bubble":
@@ -38,12 +38,13 @@ def bubble_ratio(schedule: str, stages: int, chunks: int, micro_batches: int) ->
 def split_layers(layers: int, parts: int) -> tuple[int, ...]:
     """Layers of each pipeline chunk, in order.
 
-    Where `parts` does not divide them, the first and the last chunk, which also hold the embedding and the head, get
+    Where `parts` does not divide them, the first and the last chunk, which also hold the embedding and the
+    head, get
     fewer; any further remainder goes to the chunks in the middle.
     """
     share, rest = divmod(layers, parts)
     counts = [share] * parts
-    order = list(range(1, parts - 1)) + [0, parts - 1] if parts > 2 else list(range(parts))
+    order = [*range(1, parts - 1), 0, parts - 1] if parts > 2 else list(range(parts))
     for index in order[:rest]:
         counts[index] += 1
     return tuple(counts)

@@ -1,4 +1,6 @@
-"""The search: constraints first, then memory, then time, over every legal layout of a recipe on a number of nodes."""
+"""The search: constraints first, then memory, then time, over every legal layout of a recipe on a number of
+nodes.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,9 @@ from llmtrain.plan.plan import Candidate
 from llmtrain.plan.space import Knobs, Space
 
 TIE = 0.02
-"""Plans whose steps differ by less than this share are equal: two similar plans are compared better than one is known."""
+"""Plans whose steps differ by less than this share are equal: two similar plans are compared better than
+one is known.
+"""
 _SHAPES = 48
 Axes = tuple[int, int, int, int]
 """Degrees of tp, cp, ep and pp."""
@@ -75,7 +79,9 @@ class Found:
     """Layouts looked at, refused ones included."""
     fitting: int
     shapes: tuple[Layout, ...] = ()
-    """The fastest layouts, and the fastest of those that take any number of micro-batches: where the ladder starts."""
+    """The fastest layouts, and the fastest of those that take any number of micro-batches: where the ladder
+    starts.
+    """
 
 
 class Search:
@@ -90,7 +96,8 @@ class Search:
     def run(self, nodes: int, *, free_replicas: bool = False) -> Found:
         """Search the layouts that use at most `nodes` nodes.
 
-        `free_replicas` ignores a dp and an accumulation fixed by the recipe (the ladder: fewer nodes, same batch).
+        `free_replicas` ignores a dp and an accumulation fixed by the recipe (the ladder: fewer nodes, same
+        batch).
         """
         refused, points = Refused(), list[Point]()
         space, looked = self._space, 0
@@ -109,14 +116,16 @@ class Search:
         return self._found(points, refused, looked)
 
     def run_shapes(self, shapes: Sequence[Layout], nodes: int) -> Candidate | None:
-        """The best of some layouts with as many replicas as `nodes` nodes hold; None when none of them fits."""
+        """The best of some layouts with as many replicas as `nodes` nodes hold; None when none of them
+        fits.
+        """
         points: list[Point] = []
         for shape in shapes:
             axes = (shape.tp, shape.cp, shape.ep, shape.pp)
             knobs = Knobs(shape.vpp, shape.schedule, shape.recompute, shape.sequence_parallel, shape.zero)
             for dp in self._replicas(axes, shape.micro_batch, nodes, free=True):
                 if self._axis_refusal(_layout(axes, dp, shape.micro_batch, knobs), nodes, free=True) is None:
-                    self._settings(axes, dp, shape.micro_batch, [knobs], Refused(), points)
+                    self._settings(axes, dp, shape.micro_batch, [knobs], refused=Refused(), points=points)
         points.sort(key=lambda point: point.seconds)
         choice = choose(points)
         return self._evaluator.candidate(choice.layout) if choice else None
@@ -133,13 +142,15 @@ class Search:
                 base = _layout(axes, dp, micro, knobs[0])
                 broken = self._axis_refusal(base, nodes, free)
                 if broken is None:
-                    self._settings(axes, dp, micro, knobs, refused, points)
+                    self._settings(axes, dp, micro, knobs, refused=refused, points=points)
                 else:
                     refused.add(broken, len(knobs))
         return looked
 
     def _usable_knobs(self, axes: Axes, refused: Refused) -> list[Knobs]:
-        """Settings that do not break a rule by themselves; whether an interleaved one may run depends on the batch."""
+        """Settings that do not break a rule by themselves; whether an interleaved one may run depends on
+        the batch.
+        """
         usable = []
         for knobs in self._space.knobs(axes[3], axes[0]):
             layout = _layout(axes, 1, 1, knobs)
@@ -151,7 +162,14 @@ class Search:
         return usable
 
     def _settings(
-        self, axes: Axes, dp: int, micro: int, knobs: Sequence[Knobs], refused: Refused, points: list[Point]
+        self,
+        axes: Axes,
+        dp: int,
+        micro: int,
+        knobs: Sequence[Knobs],
+        *,
+        refused: Refused,
+        points: list[Point],
     ) -> None:
         evaluator, total = self._evaluator, self._evaluator.work.global_batch // micro
         micro_batches, pp = ceil(total / dp), axes[3]
@@ -217,7 +235,7 @@ class Search:
 
 
 def choose(points: Sequence[Point]) -> Point | None:
-    """The simplest of the layouts that are within the model's error of the fastest (points sorted by time)."""
+    """The simplest of the layouts within the model's error of the fastest (points sorted by time)."""
     if not points:
         return None
     limit = points[0].seconds * (1.0 + TIE)

@@ -1,4 +1,6 @@
-"""The space of layouts that a recipe leaves open: every choice of every axis and knob, as values or fixed by the recipe."""
+"""The space of layouts that a recipe leaves open: every choice of every axis and knob, as values or fixed
+by the recipe.
+"""
 
 from __future__ import annotations
 
@@ -88,7 +90,9 @@ class Space:
         return sorted(p for p in counts if p <= min(world, self._work.model.layers))
 
     def _layer_totals(self) -> tuple[int, ...]:
-        """Layers, and where chunks may differ also layers with the embedding and the head counted as one each."""
+        """Layers, and where chunks may differ also layers with the embedding and the head counted as one
+        each.
+        """
         layers = self._work.model.layers
         return (layers, layers + 2) if self._features.uneven_layers else (layers,)
 

@@ -1,11 +1,15 @@
 """The time of one optimizer step, as a sum of named parts.
 
-Pipeline: the slowest stage works through its m micro-batches; filling and draining adds the other stages' passes, divided
-by the chunks of an interleaved schedule. Data parallel: gradients are reduced and ZeRO weights gathered beside compute
+Pipeline: the slowest stage works through its m micro-batches; filling and draining adds the other stages'
+passes, divided
+by the chunks of an interleaved schedule. Data parallel: gradients are reduced and ZeRO weights gathered
+beside compute
 only where the software does so.
 """
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 from llmtrain.config.layout import Layout
 from llmtrain.plan.collectives import Group, all_reduce, group, scatter_or_gather, send
@@ -14,8 +18,16 @@ from llmtrain.plan.memory import stage_parameters, vocabulary_share
 from llmtrain.plan.plan import Breakdown
 from llmtrain.plan.schedules import stage_layer_counts
 
-_STOLEN = 0.23
+_STOLEN = 0.22
 """Share of hidden traffic that still costs time, because it takes multiprocessors and memory bandwidth."""
+
+_WORK = (
+    *("forward", "backward", "recompute", "head", "tensor", "context", "expert", "pipeline"),
+    *("data", "optimizer", "overhead"),
+)
+"""Parts of a step that keep a core busy."""
+_BUCKET = 40e6
+"""Parameters that travel in one call: each call pays the latency of the whole ring."""
 
 
 def step_time(timer: BlockTimer, layout: Layout, micro_batches: int) -> Breakdown:
@@ -25,7 +37,7 @@ def step_time(timer: BlockTimer, layout: Layout, micro_batches: int) -> Breakdow
     transfer, transfer_hidden = _pipeline(timer, layout)
     data, data_hidden = _data(timer, layout, block, micro_batches)
     count = micro_batches * own
-    return Breakdown(
+    parts = Breakdown(
         forward=count * block.forward,
         backward=count * block.backward,
         recompute=count * block.recompute,
@@ -43,10 +55,33 @@ def step_time(timer: BlockTimer, layout: Layout, micro_batches: int) -> Breakdow
         pipeline_hidden=micro_batches * transfer_hidden,
         data_hidden=data_hidden,
     )
+    if not timer.machine.is_cpu:
+        return parts
+    whole = micro_batches * (own * block.total + ends + others) / layout.pp
+    return _on_shared_cores(timer, layout, parts, whole)
+
+
+def _on_shared_cores(timer: BlockTimer, layout: Layout, parts: Breakdown, passes: float) -> Breakdown:
+    """CPU ranks that share cores: a rank that waits lends its core, so a step is all ranks' work over the
+    cores.
+
+    `passes`: seconds that a rank of an average stage computes.
+    """
+    ranks = min(layout.tp * layout.cp * layout.dp * layout.pp, timer.machine.gpus_per_node)
+    busy = passes + parts.pipeline + parts.data + parts.optimizer + parts.overhead
+    shared = busy * ranks / timer.machine.cores
+    alone = parts.total
+    if shared <= alone:
+        return parts
+    factor = shared / (alone - parts.bubble)
+    scaled = {name: getattr(parts, name) * factor for name in _WORK}
+    return replace(parts, **scaled, bubble=0.0)
 
 
 def _slowest_stage(timer: BlockTimer, layout: Layout, block: BlockTime) -> tuple[int, float, float]:
-    """Layers of the slowest stage, seconds of its embedding or head, and seconds of all other stages together."""
+    """Layers of the slowest stage, seconds of its embedding or head, and seconds of all other stages
+    together.
+    """
     embedding, head = timer.ends(layout)
     layers = stage_layer_counts(timer.work.model.layers, layout.pp, layout.vpp)
     ends = embedding.total + head.total
@@ -86,7 +121,7 @@ def _pipeline(timer: BlockTimer, layout: Layout) -> tuple[float, float]:
 
 def _data(timer: BlockTimer, layout: Layout, block: BlockTime, micro_batches: int) -> tuple[float, float]:
     """Seconds of gradient reduction and weight gathering on the first stage: exposed, hidden."""
-    machine, software = timer.machine, timer.machine.software
+    software = timer.machine.software
     reduce, gather = _traffic_of_stage(timer, layout)
     if layout.zero == 3:
         reduce, gather = micro_batches * reduce, 2 * micro_batches * gather
@@ -115,10 +150,11 @@ def _traffic_of_stage(timer: BlockTimer, layout: Layout) -> tuple[float, float]:
 def _traffic(timer: BlockTimer, layout: Layout, where: Group, weights: float) -> tuple[float, float]:
     machine, element = timer.machine, timer.work.activation_bytes
     gradient = 4.0 if machine.software.gradients == "fp32" or element == 4 else 2.0
+    calls = max(1.0, weights / _BUCKET)
     if layout.zero == 0:
-        return all_reduce(machine, where, gradient * weights), 0.0
-    reduce = scatter_or_gather(machine, where, gradient * weights)
-    return reduce, scatter_or_gather(machine, where, element * weights)
+        return all_reduce(machine, where, gradient * weights, calls), 0.0
+    reduce = scatter_or_gather(machine, where, gradient * weights, calls)
+    return reduce, scatter_or_gather(machine, where, element * weights, calls)
 
 
 def _tied(timer: BlockTimer, layout: Layout) -> float:
@@ -134,8 +170,10 @@ def _tied(timer: BlockTimer, layout: Layout) -> float:
 def _windows(timer: BlockTimer, layout: Layout, block: BlockTime, micro_batches: int) -> tuple[float, float]:
     """Seconds of compute that gradient reduction and weight gathering can run beside.
 
-    ZeRO-3: every pass. Else gradients are final only in the last micro-batch: its backward pass for the reduction,
-    the first forward pass for the gathering; with v chunks a stage, all chunks but one end p micro-batches earlier.
+    ZeRO-3: every pass. Else gradients are final only in the last micro-batch: its backward pass for the
+    reduction,
+    the first forward pass for the gathering; with v chunks a stage, all chunks but one end p micro-batches
+    earlier.
     """
     layers = max(0, stage_layer_counts(timer.work.model.layers, layout.pp, layout.vpp)[0] - 1)
     backward = layers * (block.backward + block.recompute + block.tensor / 2)

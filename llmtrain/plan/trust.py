@@ -1,4 +1,6 @@
-"""How far a prediction can be trusted: its error band, and whether it beats everything that was ever published."""
+"""How far a prediction can be trusted: its error band, and whether it beats everything that was ever
+published.
+"""
 
 from __future__ import annotations
 
@@ -8,13 +10,16 @@ from llmtrain.plan.machine import Machine
 from llmtrain.plan.plan import Candidate
 
 _TABLE_BAND = 0.15
-"""Nine of ten published runs lie within this of the prediction from the shipped tables (tests/bench/planner_accuracy.py)."""
+"""Nine of ten published runs lie within this of the prediction from the shipped tables
+(tests/bench/planner_accuracy.py).
+"""
 _UNKNOWN_BAND = 0.30
 _CALIBRATED_BAND = 0.08
 """The same with constants from three runs of the cluster."""
 _CPU_BAND = 0.60
 
-# Best published model-FLOPs utilisation: (billions of parameters up to, MFU), against the peak of the run's own format.
+# Best published model-FLOPs utilisation: (billions of parameters up to, MFU), against the peak of the run's
+# own format.
 _A100 = ((1.0, 0.54), (5.0, 0.64), (10.0, 0.68), (20.0, 0.61), (90.0, 0.56), (2000.0, 0.563))
 _H100 = ((5.0, 0.465), (10.0, 0.622), (20.0, 0.602), (90.0, 0.544), (500.0, 0.573))
 _H100_FP8 = ((10.0, 0.411), (20.0, 0.423), (90.0, 0.426), (500.0, 0.448))
@@ -32,7 +37,9 @@ BEST_PUBLISHED: dict[tuple[str, bool], tuple[tuple[float, float], ...]] = {
     ("gb200", False): _B200,
     ("gb200", True): _B200_FP8,
 }
-"""By accelerator family and FP8. Sources: fms-fsdp (7B, 13B), llm-foundry, Korthikanti et al. 2022, dgxc-benchmarking."""
+"""By accelerator family and FP8. Sources: fms-fsdp (7B, 13B), llm-foundry, Korthikanti et al. 2022, dgxc-
+benchmarking.
+"""
 
 
 def error_band(machine: Machine, calibration: CalibrationConfig) -> float:
@@ -46,7 +53,7 @@ def error_band(machine: Machine, calibration: CalibrationConfig) -> float:
 
 def best_published(accelerator: str, parameters: float, fp8: bool) -> float | None:
     """Best published MFU for an accelerator and a model of this size; None where nothing is on record."""
-    classes = BEST_PUBLISHED.get((accelerator.split("-")[0], fp8))
+    classes = BEST_PUBLISHED.get((accelerator.split("-", 1)[0], fp8))
     if classes is None:
         return None
     for limit, mfu in classes:

@@ -1,6 +1,8 @@
-"""Published runs as (workload, machine, layout, measurement): every row through what a user's profile could state.
+"""Published runs as (workload, machine, layout, measurement): every row through what a user's profile could
+state.
 
-The traits of each group below are statements about its software and its network, taken from the group's source; no row
+The traits of each group below are statements about its software and its network, taken from the group's
+source; no row
 has constants of its own.
 """
 
@@ -132,7 +134,7 @@ class Row:
 def raw_rows() -> tuple[dict[str, Any], ...]:
     """All rows of the data file."""
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-    document = yaml.load(DATA.read_text(encoding="utf-8"), Loader=loader)  # noqa: S506
+    document = yaml.load(DATA.read_text(encoding="utf-8"), Loader=loader)
     return tuple(document["runs"])
 
 
@@ -193,7 +195,7 @@ def _model(raw: dict[str, Any]) -> ModelConfig | None:
     gated = bool(model["gated_mlp"])
     moe = bool(model.get("experts"))
     kind = "moe" if moe else ("llama" if gated else "gpt")
-    rotary = gated or raw["group"] in ("dgxc_benchmarking",) and "gpt3" not in raw["id"]
+    rotary = gated or (raw["group"] == "dgxc_benchmarking" and "gpt3" not in raw["id"])
     vocab = _value(raw, "model", "vocab") or 51200
     return ModelConfig(
         kind=kind,

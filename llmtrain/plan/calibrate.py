@@ -1,0 +1,170 @@
+"""Fit a profile's constants to measured steps of its own cluster.
+
+A few steps cannot settle seven constants, so each stays near the hardware table unless the measurements say
+otherwise: the fit minimises sum((log(predicted/measured) / 2 %)^2) + sum((log(factor) / width)^2), the most
+probable factors under log-normal errors, with the widths below. Gauss-Newton on the logarithms; no
+dependency.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from math import exp, log
+
+from llmtrain.config.cluster import CalibrationConfig, ClusterProfile
+from llmtrain.config.layout import Layout
+from llmtrain.config.recipe import Recipe
+from llmtrain.plan.evaluate import Evaluator, busiest
+from llmtrain.plan.machine import Machine, make_machine
+from llmtrain.plan.workload import make_workload
+
+_NOISE = 0.05
+"""Relative error of one measured step, and of the model's shape after calibration."""
+WIDTHS: dict[str, float] = {
+    "gemm": 0.15,
+    "attention": 0.25,
+    "fp8": 0.15,
+    "memory_bandwidth": 0.20,
+    "launch_gap": 0.80,
+    "intra_node": 0.25,
+    "inter_node": 0.40,
+}
+"""How far each constant may lie from the table: standard deviation of its logarithm."""
+_ROUNDS = 8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeasuredStep:
+    """One measurement: what ran where, and how long a step took."""
+
+    recipe: Recipe
+    cluster: ClusterProfile
+    layout: Layout
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Fit:
+    """What a calibration found."""
+
+    factors: dict[str, float]
+    """Against the hardware table."""
+    errors: tuple[float, ...]
+    """predicted/measured - 1 of each step, after the fit."""
+
+    @property
+    def worst(self) -> float:
+        """Largest absolute error."""
+        return max(abs(error) for error in self.errors)
+
+
+def fit(steps: Sequence[MeasuredStep]) -> Fit:
+    """Fit all factors to some steps of one cluster (or of clusters with the same software)."""
+    cases = [_Case(step) for step in steps]
+    names = list(WIDTHS)
+    values = dict.fromkeys(names, 0.0)
+    for _ in range(_ROUNDS):
+        residuals = [case.error(values) for case in cases]
+        slopes = [[_slope(case, values, name) for name in names] for case in cases]
+        change = _solve(residuals, slopes, [values[name] for name in names], [WIDTHS[name] for name in names])
+        for name, step in zip(names, change, strict=True):
+            values[name] += max(-0.3, min(0.3, step))
+    errors = tuple(exp(case.error(values)) - 1.0 for case in cases)
+    return Fit({name: exp(value) for name, value in values.items()}, errors)
+
+
+def calibrated(cluster: ClusterProfile, found: Fit, *, date: str, evidence: str) -> CalibrationConfig:
+    """The profile's constants: table values times the factors."""
+    machine = make_machine(replace(cluster, calibration=CalibrationConfig()))
+    streaming = machine.memory_bandwidth / machine.accelerator.memory_bandwidth
+    factors = found.factors
+    return CalibrationConfig(
+        gemm=machine.gemm * factors["gemm"],
+        attention=factors["attention"],
+        fp8=factors["fp8"],
+        memory_bandwidth=streaming * factors["memory_bandwidth"],
+        launch_gap=machine.launch_gap * factors["launch_gap"],
+        intra_node=factors["intra_node"],
+        inter_node=factors["inter_node"],
+        cores=cluster.calibration.cores,
+        step_overhead=cluster.calibration.step_overhead,
+        date=date,
+        evidence=evidence,
+    )
+
+
+def scaled(machine: Machine, factors: dict[str, float]) -> Machine:
+    """A machine with factors on its table values."""
+    intra, inter = machine.intra, machine.inter
+    return replace(
+        machine,
+        gemm=machine.gemm * factors["gemm"],
+        attention=machine.attention * factors["attention"],
+        fp8=machine.fp8 * factors["fp8"],
+        memory_bandwidth=machine.memory_bandwidth * factors["memory_bandwidth"],
+        launch_gap=machine.launch_gap * factors["launch_gap"],
+        intra=replace(intra, bus=intra.bus * factors["intra_node"]),
+        inter=None if inter is None else replace(inter, bus=inter.bus * factors["inter_node"]),
+    )
+
+
+class _Case:
+    """One measured step, predicted for any factors."""
+
+    def __init__(self, step: MeasuredStep) -> None:
+        self._work = make_workload(step.recipe)
+        self._machine = make_machine(replace(step.cluster, calibration=CalibrationConfig()))
+        self._layout = step.layout
+        self._seconds = step.seconds
+        self._micro_batches = busiest(step.layout, step.recipe.batch.global_size)
+
+    def error(self, logarithms: dict[str, float]) -> float:
+        """log(predicted / measured)."""
+        machine = scaled(self._machine, {name: exp(value) for name, value in logarithms.items()})
+        predicted = Evaluator(self._work, machine).seconds(self._layout, self._micro_batches)
+        return log(predicted / self._seconds)
+
+
+def _slope(case: _Case, values: dict[str, float], name: str) -> float:
+    step = 0.02
+    higher = {**values, name: values[name] + step}
+    lower = {**values, name: values[name] - step}
+    return (case.error(higher) - case.error(lower)) / (2 * step)
+
+
+def _solve(
+    residuals: Sequence[float],
+    slopes: Sequence[Sequence[float]],
+    values: Sequence[float],
+    widths: Sequence[float],
+) -> list[float]:
+    """The Gauss-Newton change of the values: normal equations of errors and priors."""
+    count = len(values)
+    matrix = [[0.0] * count for _ in range(count)]
+    right = [0.0] * count
+    for residual, row in zip(residuals, slopes, strict=True):
+        for i in range(count):
+            right[i] -= row[i] * residual / _NOISE**2
+            for j in range(count):
+                matrix[i][j] += row[i] * row[j] / _NOISE**2
+    for i in range(count):
+        matrix[i][i] += 1.0 / widths[i] ** 2
+        right[i] -= values[i] / widths[i] ** 2
+    return _eliminate(matrix, right)
+
+
+def _eliminate(matrix: list[list[float]], right: list[float]) -> list[float]:
+    """Solve a symmetric positive system (the priors make it so) by elimination."""
+    count = len(right)
+    for i in range(count):
+        for j in range(i + 1, count):
+            factor = matrix[j][i] / matrix[i][i]
+            right[j] -= factor * right[i]
+            for k in range(i, count):
+                matrix[j][k] -= factor * matrix[i][k]
+    result = [0.0] * count
+    for i in reversed(range(count)):
+        known = sum(matrix[i][k] * result[k] for k in range(i + 1, count))
+        result[i] = (right[i] - known) / matrix[i][i]
+    return result
