@@ -23,6 +23,7 @@ from llmtrain.config.recipe import (
 )
 from llmtrain.engine.build import Parts, build_parts
 from llmtrain.engine.device import choose_device
+from llmtrain.engine.state import state_pieces
 from llmtrain.engine.step import Wishes, train_step, validate
 
 SEQUENCE = 32
@@ -162,3 +163,13 @@ def run_cases(rank: int, world_size: int, cases: list[Case]) -> list[Outcome]:
     """Train several cases one after the other in the same world."""
     torch.manual_seed(rank)
     return [run_case(rank, case) for case in cases]
+
+
+def initial_weights(case: Case) -> dict[str, torch.Tensor]:
+    """Every logical tensor of a case's model as the seed gives it, FP32, by name."""
+    parts = build(replace(case, layout=Layout()), 0)
+    return {
+        piece.key.removesuffix("/master"): piece.data.clone().view(piece.box_shape)
+        for piece in state_pieces(parts.buckets, parts.groups)
+        if piece.key.endswith("/master")
+    }
