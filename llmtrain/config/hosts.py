@@ -94,36 +94,6 @@ def duplicates(hosts: Iterable[Host]) -> list[Problem]:
     return problems
 
 
-def compact(names: Sequence[str]) -> str:
-    """A short way to write names: `node[1-3,7]`; runs of names that differ in their last number only."""
-    groups: dict[tuple[str, str, int], list[int]] = {}
-    order: list[tuple[str, str, int] | str] = []
-    for name in names:
-        match = re.fullmatch(r"(.*?)(\d+)(\D*)", name)
-        if match is None:
-            order.append(name)
-            continue
-        width = len(match[2]) if match[2].startswith("0") else 0
-        key = (match[1], match[3], width)
-        if key not in groups:
-            order.append(key)
-        groups.setdefault(key, []).append(int(match[2]))
-    return ",".join(entry if isinstance(entry, str) else _group_text(entry, groups[entry]) for entry in order)
-
-
-def _group_text(key: tuple[str, str, int], numbers: list[int]) -> str:
-    prefix, suffix, width = key
-    runs: list[list[int]] = []
-    for number in sorted(set(numbers)):
-        if runs and number == runs[-1][-1] + 1:
-            runs[-1].append(number)
-        else:
-            runs.append([number])
-    texts = ["-".join(f"{end:0{width}d}" for end in dict.fromkeys((run[0], run[-1]))) for run in runs]
-    body = ",".join(texts)
-    return f"{prefix}{body}{suffix}" if body.isdigit() else f"{prefix}[{body}]{suffix}"
-
-
 def _split(entry: str) -> Iterator[str]:
     """Parts between commas that stand outside brackets; raises ValueError for brackets that do not match."""
     depth, part = 0, ""

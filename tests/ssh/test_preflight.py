@@ -1,0 +1,138 @@
+"""Nodes held against each other: every mismatch named, with its fix."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from llmtrain.backends.preflight import Expected, Report, address_of, problems_of
+
+GOOD = Report(
+    host="a",
+    boot="1",
+    machine="m",
+    executable="/venv/bin/python",
+    python="3.11.7",
+    llmtrain="1.0",
+    torch="2.13.0",
+    time=1000.0,
+    addresses={"lo": "127.0.0.1", "eth0": "10.0.0.1", "ib0": "10.1.0.1"},
+    entered_by="10.0.0.1",
+    nonce="n",
+    writable=True,
+    user="me",
+    seen_at=1000.0,
+    uncertainty=0.1,
+)
+EXPECTED = Expected(llmtrain="1.0", folder="/shared/runs", nonce="n")
+
+
+def cluster(**changes: object) -> dict[str, Report]:
+    """Three nodes, of which the last differs."""
+    fine = [replace(GOOD, host=name, boot=name) for name in "abc"]
+    return dict(zip(("n1", "n2", "n3"), [*fine[:2], replace(fine[2], **changes)], strict=True))
+
+
+def test_equal_nodes_are_fit() -> None:
+    assert problems_of(cluster(), EXPECTED) == {}
+
+
+@pytest.mark.parametrize(
+    ("changes", "text"),
+    [
+        (
+            {"llmtrain": "ModuleNotFoundError: No module named 'llmtrain'"},
+            "n3: /venv/bin/python has no llmtrain (ModuleNotFoundError: No module named 'llmtrain')\n"
+            "  hint: `/venv/bin/python -m pip install llmtrain==1.0` on n3, or another interpreter with "
+            "backend.python",
+        ),
+        (
+            {"llmtrain": "0.9"},
+            "n3: llmtrain 0.9 is installed, here it is 1.0\n"
+            "  hint: `/venv/bin/python -m pip install llmtrain==1.0` on n3",
+        ),
+        (
+            {"torch": ""},
+            "n3: /venv/bin/python has no torch\n"
+            "  hint: `/venv/bin/python -m pip install torch==2.13.0` on n3",
+        ),
+        (
+            {"torch": "2.12.1"},
+            "n3: torch 2.12.1 is installed, most nodes have 2.13.0\n"
+            "  hint: `/venv/bin/python -m pip install torch==2.13.0` on n3",
+        ),
+        (
+            {"python": "3.12.1"},
+            "n3: /venv/bin/python is Python 3.12.1, most nodes have 3.11.7\n"
+            "  hint: the same interpreter everywhere: backend.python",
+        ),
+        (
+            {"nonce": ""},
+            "n3: /shared/runs is not the same folder there as here\n"
+            "  hint: checkpoints need a folder that all nodes and this machine share (storage.path)",
+        ),
+        (
+            {"writable": False},
+            "n3: user `me` may not write to /shared/runs\n"
+            "  hint: `ls -ld /shared/runs` says who may; another user: backend.ssh.user",
+        ),
+        (
+            {"entered_by": "127.0.0.1"},
+            "n3: its address is 127.0.0.1, which on every other node means that node itself\n"
+            "  hint: name the node by an address that the others reach, or set inter_node.interface",
+        ),
+        (
+            {"time": 1060.0},
+            "n3: its clock is 60 s ahead of this machine's\n"
+            "  hint: synchronise clocks: `systemctl restart chrony` or systemd-timesyncd",
+        ),
+        (
+            {"time": 940.0},
+            "n3: its clock is 60 s behind this machine's\n"
+            "  hint: synchronise clocks: `systemctl restart chrony` or systemd-timesyncd",
+        ),
+        (
+            {"host": "a"},
+            "n3: n1 and n3 both call themselves `a`\n  hint: `hostnamectl set-hostname n3` there",
+        ),
+        (
+            {"host": "b", "boot": "b"},
+            "n3: n2 and n3 are one machine, which calls itself `b`\n"
+            "  hint: name every machine once in backend.ssh.hosts",
+        ),
+    ],
+)
+def test_one_node_differs(changes: dict[str, object], text: str) -> None:
+    found = problems_of(cluster(**changes), EXPECTED)
+    assert list(found) == ["n3"]
+    assert [problem.text() for problem in found["n3"]] == [text]
+
+
+def test_patch_releases_of_python_and_small_skews_do_not_matter() -> None:
+    assert problems_of(cluster(python="3.11.2", time=1004.0), EXPECTED) == {}
+
+
+def test_slow_answer_is_no_skew() -> None:
+    assert problems_of(cluster(time=1009.0, uncertainty=6.0), EXPECTED) == {}
+
+
+def test_interface() -> None:
+    expected = replace(EXPECTED, interface="ib0")
+    assert problems_of(cluster(), expected) == {}
+    assert address_of(GOOD, "ib0") == ("10.1.0.1", "ib0")
+    [problem] = problems_of(cluster(addresses={"eth0": "10.0.0.3"}), expected)["n3"]
+    assert problem.text() == (
+        "n3: there is no interface ib0 with an IPv4 address; there are: eth0\n"
+        "  hint: inter_node.interface names an interface that every node has"
+    )
+
+
+def test_address_is_that_of_the_way_in() -> None:
+    assert address_of(GOOD, "") == ("10.0.0.1", "eth0")
+    assert address_of(replace(GOOD, entered_by="192.0.2.1"), "") == ("192.0.2.1", "")
+
+
+def test_loopback_is_good_enough_for_a_single_node() -> None:
+    report = {"n1": replace(GOOD, entered_by="127.0.0.1")}
+    assert problems_of(report, replace(EXPECTED, several=False)) == {}
