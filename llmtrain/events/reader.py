@@ -148,8 +148,12 @@ class FolderTail:
 
     def poll(self) -> list[Event]:
         """What was appended to any of the files, in order of time."""
+        return list(self.events())
+
+    def events(self) -> Iterator[Event]:
+        """The same as `poll`, one by one, so that big files are never held in memory."""
         files = self._list_files()
         for path in files:
             if path not in self._tails:
                 self._tails[path] = EventTail(path)
-        return list(merge([self._tails[path].poll() for path in files]))
+        return merge([self._tails[path].events() for path in files])

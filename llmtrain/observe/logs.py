@@ -97,7 +97,7 @@ def run_over(run: RunDir) -> Callable[[], bool]:
     reader = RunReader(run)
 
     def over() -> bool:
-        reader.poll()
+        reader.advance()
         return reader.view().status in ("finished", "stopped", "failed", "interrupted")
 
     return over

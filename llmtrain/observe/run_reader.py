@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
 from pathlib import Path
@@ -108,13 +108,20 @@ class RunReader:
 
     def poll(self) -> list[Event]:
         """New events in order of time; `state` holds them already."""
-        events: list[Event] = []
-        if not self._started:
-            self._started = True
-            events = self._first_events()
-        events = list(merge([events, self._tail.poll()])) if events else self._tail.poll()
+        events = list(self._events())
         self.state = fold(events, self.state)
         return events
+
+    def advance(self) -> RunState:
+        """The same as `poll` for who needs the state only; holds no event in memory."""
+        self.state = fold(self._events(), self.state)
+        return self.state
+
+    def _events(self) -> Iterator[Event]:
+        if self._started:
+            return self._tail.events()
+        self._started = True
+        return merge([self._first_events(), self._tail.events()])
 
     def view(self, now: float | None = None) -> RunView:
         """The run as it is after the last poll."""
@@ -185,7 +192,7 @@ def event_files(attempt: AttemptDir) -> list[Path]:
 def read_view(run: RunDir, *, now: float | None = None, whole: bool = False) -> RunView:
     """The run as it is now."""
     reader = RunReader(run, whole=whole)
-    reader.poll()
+    reader.advance()
     return reader.view(now)
 
 

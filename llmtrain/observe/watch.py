@@ -33,5 +33,5 @@ def watch(run: RunDir, console: Console, *, interval: float) -> None:
 
 
 def _read(reader: RunReader) -> RunView:
-    reader.poll()
+    reader.advance()
     return reader.view()
