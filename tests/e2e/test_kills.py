@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import psutil
 import pytest
 
 from llmtrain.run.layout import RunDir
@@ -21,7 +22,7 @@ from tests.support import stand_in_runs as runs
 
 pytestmark = pytest.mark.e2e
 
-VICTIMS = ("rank", "rank", "agent", "supervisor")
+VICTIMS = ("rank", "agent", "supervisor", "rank", "launcher")
 NOTICED_SECONDS = 2.0
 TRIALS = 20
 WIDE_TRIALS = (6, 13)
@@ -96,6 +97,8 @@ def pid_of(victim: str, run: RunDir, rank: int) -> int:
         return runs.rank_pid(run, rank)
     if victim == "agent":
         return runs.agent_pid(run)
+    if victim == "launcher":
+        return psutil.Process(runs.agent_pid(run)).children()[0].pid
     holder = read_holder(run)
     assert holder is not None
     return holder.process.pid
@@ -109,5 +112,6 @@ def check_noticed(run: RunDir, victim: str, rank: int, killed_at: float) -> None
         return
     [found] = runs.events(run, "found")
     assert found.time - killed_at < NOTICED_SECONDS
-    assert found.payload.finding == {"rank": "rank_dead", "agent": "agent_lost"}[victim]
-    assert victim == "agent" or found.payload.rank == rank
+    names = {"rank": "rank_dead", "agent": "agent_lost", "launcher": "launcher_failed"}
+    assert found.payload.finding == names[victim]
+    assert victim != "rank" or found.payload.rank == rank
