@@ -1,0 +1,138 @@
+"""Writing one shard: safetensors, checksummed while it is written, durable, with its sidecar.
+
+Format: https://huggingface.co/docs/safetensors (8-byte little-endian header length, JSON header, data without
+gaps).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import struct
+from collections.abc import Iterable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from llmtrain.run.atomic import write_atomic
+from llmtrain.run.checkpoints.manifest import ITEM_BYTES, shard_name, sidecar_name
+
+BLOCK = 8 << 20
+"""Bytes handed to one write and one checksum update."""
+ALIGNMENT = 64
+"""The data begins at a multiple of it, so that pieces can be mapped as arrays."""
+
+
+@dataclass(frozen=True, slots=True)
+class PieceHead:
+    """A piece of a tensor without its data: elements [flat_start, flat_start + numel) of a box's
+    flattening."""
+
+    key: str
+    dtype: str
+    """safetensors dtype name."""
+    global_shape: tuple[int, ...]
+    box_start: tuple[int, ...]
+    box_shape: tuple[int, ...]
+    flat_start: int
+    numel: int
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the data."""
+        return self.numel * ITEM_BYTES[self.dtype]
+
+
+def write_shard(folder: Path, rank: int, heads: Sequence[PieceHead], contents: Iterable[memoryview]) -> int:
+    """Write a rank's pieces, whose bytes `contents` gives in the same order; durable on return. Returns the
+    size.
+
+    Raises OSError (disk full, read-only), ValueError (one key with two dtypes or shapes, content of a wrong
+    length).
+    """
+    header, tensors = _describe(rank, heads)
+    path = folder / shard_name(rank)
+    size, digest = _write(path, header, heads, contents)
+    sidecar = {"file": path.name, "bytes": size, "sha256": digest, "tensors": tensors}
+    write_atomic(folder / sidecar_name(rank), json.dumps(sidecar, separators=(",", ":")))
+    return size
+
+
+def safetensors_header(entries: dict[str, Any]) -> bytes:
+    """Length and JSON of a safetensors header, padded with spaces to ALIGNMENT."""
+    text = json.dumps(entries, separators=(",", ":")).encode()
+    text += b" " * (-(len(text) + 8) % ALIGNMENT)
+    return struct.pack("<Q", len(text)) + text
+
+
+def write_all(descriptor: int, content: memoryview) -> None:
+    """Write all bytes; raises OSError."""
+    start = 0
+    while start < content.nbytes:
+        start += os.write(descriptor, content[start : start + BLOCK])
+
+
+def _describe(rank: int, heads: Sequence[PieceHead]) -> tuple[bytes, dict[str, Any]]:
+    """Return the safetensors header and the sidecar's tensors, with byte ranges absolute in the file."""
+    entries: dict[str, Any] = {"__metadata__": {"format": "llmtrain", "rank": str(rank)}}
+    position = 0
+    for head in heads:
+        name = head.key
+        while name in entries:  # several pieces of one tensor
+            name += "'"
+        place = [position, position + head.nbytes]
+        entries[name] = {"dtype": head.dtype, "shape": [head.numel], "data_offsets": place}
+        position += head.nbytes
+    header = safetensors_header(entries)
+    tensors: dict[str, Any] = {}
+    position = len(header)
+    for head in heads:
+        _add_piece(tensors, rank, head, position)
+        position += head.nbytes
+    return header, tensors
+
+
+def _add_piece(tensors: dict[str, Any], rank: int, head: PieceHead, begin: int) -> None:
+    kind = {"dtype": head.dtype, "shape": list(head.global_shape)}
+    entry = tensors.setdefault(head.key, {**kind, "pieces": []})
+    if {"dtype": entry["dtype"], "shape": entry["shape"]} != kind:
+        raise ValueError(f"pieces of {head.key!r} differ in dtype or global shape")
+    entry["pieces"].append(
+        {
+            "shard": rank,
+            "bytes": [begin, begin + head.nbytes],
+            "box": [list(head.box_start), list(head.box_shape)],
+            "flat": [head.flat_start, head.numel],
+        }
+    )
+
+
+def _write(
+    path: Path, header: bytes, heads: Sequence[PieceHead], contents: Iterable[memoryview]
+) -> tuple[int, str]:
+    """Write and checksum side by side; the checksum runs in a thread, one piece behind at most."""
+    digest = hashlib.sha256(header)
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+    size = len(header)
+    with ThreadPoolExecutor(1) as pool:
+        try:
+            pending: Future[None] = pool.submit(write_all, descriptor, memoryview(header))
+            for head, content in zip(heads, contents, strict=True):
+                if content.nbytes != head.nbytes:
+                    raise ValueError(f"piece of {head.key!r} has {content.nbytes} bytes, not {head.nbytes}")
+                pending.result()
+                pending = pool.submit(_update, digest, content)
+                write_all(descriptor, content)
+                size += content.nbytes
+            pending.result()
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+    return size, digest.hexdigest()
+
+
+def _update(digest: Any, content: memoryview) -> None:
+    for start in range(0, content.nbytes, BLOCK):
+        digest.update(content[start : start + BLOCK])
