@@ -99,6 +99,8 @@ class Rank:
         return step == order.get("step", 1) and self.attempt in order.get("attempts", [1])
 
     def main(self) -> int:
+        stacks = self.run.path / f"stacks-{self.rank}"
+        signal.signal(signal.SIGUSR1, lambda *_: stacks.touch())
         if "ignore_term" in self.behaviour:
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
         else:
@@ -134,7 +136,8 @@ class Rank:
             self.events.close()
             os._exit(1)
         if self.is_told("hang", step):
-            time.sleep(600)
+            while True:  # A signal interrupts one sleep.
+                time.sleep(600)
         time.sleep(self.behaviour.get("step_seconds", 0.1))
         if self.rank == 0:
             self.events.emit(

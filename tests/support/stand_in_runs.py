@@ -123,7 +123,7 @@ def assert_nothing_left(run: RunDir, seconds: float = 10.0) -> None:
 def clean_up(run: RunDir) -> None:
     """End whatever a failed test left."""
     holder = read_holder(run)
-    if holder is not None and holder.process.is_alive():
+    if holder is not None and holder.process.is_alive() and holder.process.pid != os.getpid():
         os.kill(holder.process.pid, signal.SIGKILL)
     for process in leftovers(run.path):
         process.kill()
