@@ -1,9 +1,8 @@
 """Fit a profile's constants to measured steps of its own cluster.
 
 A few steps cannot settle seven constants, so each stays near the hardware table unless the measurements say
-otherwise: the fit minimises sum((log(predicted/measured) / 2 %)^2) + sum((log(factor) / width)^2), the most
-probable factors under log-normal errors, with the widths below. Gauss-Newton on the logarithms; no
-dependency.
+otherwise: the fit finds the most probable logarithms of the factors, with normal priors of the widths below and
+heavy-tailed errors of the measurements. Iterated Gauss-Newton; no dependency.
 """
 
 from __future__ import annotations
@@ -19,8 +18,10 @@ from llmtrain.plan.evaluate import Evaluator, busiest
 from llmtrain.plan.machine import Machine, make_machine
 from llmtrain.plan.workload import make_workload
 
-_NOISE = 0.05
+_NOISE = 0.07
 """Relative error of one measured step, and of the model's shape after calibration."""
+_TAIL = 1.5
+"""How many times the noise a residual may be before it counts half."""
 WIDTHS: dict[str, float] = {
     "gemm": 0.15,
     "attention": 0.25,
@@ -72,6 +73,12 @@ def fit(steps: Sequence[MeasuredStep]) -> Fit:
             values[name] += max(-0.3, min(0.3, step))
     errors = tuple(exp(case.error(values)) - 1.0 for case in cases)
     return Fit({name: exp(value) for name, value in values.items()}, errors)
+
+
+def predict(step: MeasuredStep, factors: dict[str, float] | None = None) -> float:
+    """Seconds that a step is predicted to take, with factors on the hardware table."""
+    logarithms = {name: log(value) for name, value in (factors or dict.fromkeys(WIDTHS, 1.0)).items()}
+    return step.seconds * exp(_Case(step).error(logarithms))
 
 
 def calibrated(cluster: ClusterProfile, found: Fit, *, date: str, evidence: str) -> CalibrationConfig:
@@ -144,10 +151,13 @@ def _solve(
     matrix = [[0.0] * count for _ in range(count)]
     right = [0.0] * count
     for residual, row in zip(residuals, slopes, strict=True):
+        weight = 1.0 / (
+            _NOISE**2 + (residual / _TAIL) ** 2
+        )  # heavy tails: one odd run must not bend the constants
         for i in range(count):
-            right[i] -= row[i] * residual / _NOISE**2
+            right[i] -= row[i] * residual * weight
             for j in range(count):
-                matrix[i][j] += row[i] * row[j] / _NOISE**2
+                matrix[i][j] += row[i] * row[j] * weight
     for i in range(count):
         matrix[i][i] += 1.0 / widths[i] ** 2
         right[i] -= values[i] / widths[i] ** 2

@@ -31,7 +31,7 @@ _BACKWARD_SHARE = 0.70
 """Rate of the backward attention kernel against the forward one."""
 _SHORT_KEYS = 139.0
 """Keys at which a fused attention kernel reaches half of its rate."""
-_ALIGNED = ((64, 1.0), (16, 0.95), (8, 0.90), (4, 0.55), (2, 0.40), (1, 0.25))
+_ALIGNED = ((64, 1.0), (16, 0.95), (8, 0.85), (4, 0.30), (2, 0.17), (1, 0.10))
 """Rate of a product whose inner dimensions are multiples of so many elements and no more."""
 _ROW_SCALED = 0.62
 """Rate of FP8 products with one scale a row against one scale a tensor."""

@@ -65,7 +65,8 @@ def too_big(evaluator: Evaluator, candidate: Candidate) -> Problem:
         "memory",
         f"nearest layout dp={layout.dp} tp={layout.tp} pp={layout.pp} cp={layout.cp} "
         f"micro={layout.micro_batch} zero={layout.zero} recompute={layout.recompute}: "
-        f"stage {stage} needs {memory.total / 1e9:.1f} GB > {evaluator.usable_memory / 1e9:.1f} GB usable of {memory.capacity / 1e9:.1f} GB ({words})",
+        f"stage {stage} needs {memory.total / 1e9:.1f} GB > {evaluator.usable_memory / 1e9:.1f} GB usable "
+        f"of {memory.capacity / 1e9:.1f} GB ({words})",
         _savings(evaluator, candidate),
     )
 

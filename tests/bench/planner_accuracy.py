@@ -1,0 +1,179 @@
+"""How far the planner is off on every published run of the data file.
+
+`python -m tests.bench.planner_accuracy` prints each group with its bias, the calibrated errors, memory,
+ranking and search, and exits 1 when a bar falls. A bar is the goal where that is reached; where not yet, the
+bar holds the state, and the goal is printed beside it.
+"""
+
+from __future__ import annotations
+
+import random
+import sys
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from statistics import mean, median
+
+from llmtrain.plan.calibrate import MeasuredStep, fit, predict
+from llmtrain.plan.engine_features import ANY_ENGINE
+from llmtrain.plan.evaluate import Evaluator
+from llmtrain.plan.machine import make_machine
+from llmtrain.plan.memory import MemoryModel
+from llmtrain.plan.search import Search
+from llmtrain.plan.workload import make_workload
+from tests.support.plans import a100, recipe
+from tests.support.published import Row, rows
+
+CALIBRATED = ("bigscience_a100", "llm_foundry", "dgxc_benchmarking", "torchtitan", "internevo")
+ALLOCATED = ("simumax_b200", "torchtitan", "zero_bubble")
+"""Groups whose published memory is the framework's own peak of allocated bytes."""
+
+
+@dataclass(frozen=True)
+class Bar:
+    """One figure that must not get worse."""
+
+    name: str
+    value: float
+    bar: float
+    goal: float
+
+    @property
+    def holds(self) -> bool:
+        """Whether the figure is within the bar."""
+        return self.value <= self.bar
+
+
+def step_of(row: Row) -> MeasuredStep:
+    """A row as a measurement."""
+    assert row.seconds is not None
+    return MeasuredStep(recipe=row.recipe, cluster=row.cluster, layout=row.layout, seconds=row.seconds)
+
+
+def timed(found: Iterable[Row]) -> list[Row]:
+    """Rows with a step time that their source does not contradict."""
+    return [row for row in found if row.seconds and not row.suspect]
+
+
+def errors(found: Sequence[Row]) -> list[float]:
+    """predicted/measured - 1 with the shipped tables only."""
+    return [predict(step_of(row)) / row.seconds - 1 for row in found if row.seconds]
+
+
+def mape(values: Sequence[float]) -> float:
+    """Mean absolute error, percent."""
+    return 100 * mean(map(abs, values))
+
+
+def step_bars() -> list[Bar]:
+    """Print the step times of all groups; return their bars."""
+    by_group: dict[tuple[str, str], list[float]] = {}
+    for row in timed(rows()):
+        by_group.setdefault((row.group, row.tier), []).extend(errors([row]))
+    print(f"{'step time, shipped tables only':32s}   n  MAPE  median    bias    worst")
+    for (group, tier), found in by_group.items():
+        worst = max(map(abs, found))
+        print(
+            f"{group:28s} {tier} {len(found):5d} {mape(found):5.1f} {100 * median(map(abs, found)):7.1f} "
+            f"{100 * mean(found):+7.1f} {100 * worst:8.1f}"
+        )
+    classic = [row for row in timed(rows("korthikanti2022", "sc21_megatron")) if row.layout.zero < 3]
+    grid = errors([row for row in timed(rows("vtrain_multi_node")) if row.layout.tp <= 8])
+    tier_a = errors([row for row in timed(rows()) if row.tier == "A"])
+    return [
+        Bar(f"Korthikanti + SC21, MAPE ({len(classic)} runs)", mape(errors(classic)), 5.0, 5.0),
+        Bar(f"vTrain tp <= 8, median ({len(grid)} runs)", 100 * median(map(abs, grid)), 4.0, 4.0),
+        Bar(f"vTrain tp <= 8, MAPE ({len(grid)} runs)", mape(grid), 8.0, 8.0),
+        Bar(f"all tier A, MAPE ({len(tier_a)} runs)", mape(tier_a), 10.0, 10.0),
+    ]
+
+
+def calibration_bars(draws: int) -> list[Bar]:
+    """Three random runs of a group are given; the error of all others, averaged over the draws."""
+    bars = []
+    print(f"\n{'step time, 3 runs given':32s}   n  MAPE   best  worst draw ({draws} draws)")
+    for group in CALIBRATED:
+        found = [row for row in timed(rows(group)) if row.tier == "A"]
+        results = []
+        for seed in range(draws):
+            given = random.Random(seed).sample(found, 3)
+            factors = fit([step_of(row) for row in given]).factors
+            others = [row for row in found if row not in given]
+            results.append(mape([predict(step_of(r), factors) / (r.seconds or 1) - 1 for r in others]))
+        print(f"{group:30s} {len(found):5d} {mean(results):5.1f} {min(results):6.1f} {max(results):6.1f}")
+        bars.append(
+            Bar(f"{group}, calibrated MAPE", mean(results), {"bigscience_a100": 7.2}.get(group, 6.5), 5.0)
+        )
+    return bars
+
+
+def memory_bars() -> list[Bar]:
+    """Print the memory of all groups; return their bars."""
+    by_group: dict[str, list[float]] = {}
+    for row in rows():
+        if not row.memory or row.suspect:
+            continue
+        model = MemoryModel(make_workload(row.recipe), make_machine(row.cluster))
+        found = model.fullest(row.layout, row.layout.micro_batches(row.recipe.batch.global_size)[0])
+        need = found.total if row.group == "bigscience_a100" else found.allocated
+        by_group.setdefault(row.group, []).append(need / row.memory - 1)
+    print(f"\n{'memory':32s}   n  MAPE  median    bias")
+    for group, found in by_group.items():
+        middle = 100 * median(map(abs, found))
+        print(f"{group:30s} {len(found):5d} {mape(found):5.1f} {middle:7.1f} {100 * mean(found):+7.1f}")
+    return [
+        Bar("memory, B200 peak allocations, MAPE", mape(by_group["simumax_b200"]), 3.0, 3.0),
+        Bar("memory, zero-bubble runs, MAPE", mape(by_group["zero_bubble"]), 3.0, 3.0),
+    ]
+
+
+def ranking_bars() -> list[Bar]:
+    """How much slower than the best measured layout the planner's first choice among the measured ones is."""
+    sweeps: dict[tuple[object, ...], list[Row]] = {}
+    for row in timed(rows("bigscience_a100", "vtrain_multi_node")):
+        model, batch = row.recipe.model, row.recipe.batch.global_size
+        world = row.layout.world_size
+        sweeps.setdefault((row.group, model.hidden, model.layers, model.heads, batch, world), []).append(row)
+    bars = []
+    print("\nranking: measured time of the predicted best over the best measured")
+    for key, found in sweeps.items():
+        if len(found) < 3:
+            continue
+        choice = min(found, key=lambda row: predict(step_of(row)))
+        best = min(row.seconds or 0.0 for row in found)
+        loss = 100 * ((choice.seconds or 0.0) / best - 1)
+        print(f"  {key[0]} hidden {key[1]}, {key[5]} GPUs: {len(found)} layouts, {loss:.1f} % slower")
+        bars.append(loss)
+    return [Bar("ranking, mean loss of the first choice, %", mean(bars), 3.0, 3.0)]
+
+
+def search_bars() -> list[Bar]:
+    """CPU seconds of the search."""
+    what, where = recipe(), a100()
+    start = time.process_time()
+    found = Search(Evaluator(make_workload(what), make_machine(where)), what, ANY_ENGINE).run(32)
+    small = time.process_time() - start
+    start = time.process_time()
+    big = recipe(batch=4096)
+    Search(Evaluator(make_workload(big), make_machine(a100(2048))), big, ANY_ENGINE).run(2048)
+    large = time.process_time() - start
+    print(f"\nsearch: GPT-175B on 256 GPUs, {found.evaluated} layouts, {found.fitting} fit")
+    return [
+        Bar("search, 256 GPUs, CPU seconds", small, 1.0, 1.0),
+        Bar("search, microseconds a layout", 1e6 * small / found.evaluated, 50.0, 50.0),
+        Bar("search, 16,384 GPUs, CPU seconds", large, 10.0, 10.0),
+    ]
+
+
+def main(draws: int = 10) -> int:
+    """Print everything; 1 when a bar falls."""
+    bars = [*step_bars(), *calibration_bars(draws), *memory_bars(), *ranking_bars(), *search_bars()]
+    print(f"\n{'bar':46s}  value    bar   goal")
+    for bar in bars:
+        word = "" if bar.value <= bar.goal else ("  goal missed" if bar.holds else "  FALLEN")
+        print(f"{bar.name:46s} {bar.value:6.2f} {bar.bar:6.2f} {bar.goal:6.2f}{word}")
+    return 0 if all(bar.holds for bar in bars) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
