@@ -47,4 +47,3 @@ def knock(address: str, port: int) -> str:
     except (OSError, UnicodeError) as error:
         return (getattr(error, "strerror", None) or str(error)).lower()
     return ""
-

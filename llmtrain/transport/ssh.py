@@ -6,6 +6,7 @@ import re
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path, PurePosixPath
 
@@ -21,6 +22,7 @@ from llmtrain.transport.ssh_settings import OpenSshConfig, SshSettings
 SESSIONS = 8
 """Sessions opened over one connection before another is made; sshd allows 10 unless it is told otherwise."""
 GET_SECONDS = PUT_SECONDS = 60.0
+CLOSE_SECONDS = 5.0
 _CANNOT_RUN = re.compile(rb"timeout: failed to run command .*: (.*)")
 
 
@@ -31,6 +33,8 @@ class SshTransport:
         self._host, self._config = host, config
         self._lock = threading.Lock()
         self._connections: list[_Shared] = []
+        self._kills: list[threading.Thread] = []
+        self._is_closed = False
 
     @property
     def settings(self) -> SshSettings:
@@ -79,7 +83,10 @@ class SshTransport:
             on_line(line)
 
         def kill(pid: int) -> None:
-            self.run(["kill", "-KILL", str(pid)], timeout=5.0)
+            work = partial(self._kill, pid, session)
+            thread = threading.Thread(target=work, name=f"kill-{self._host.name}", daemon=True)
+            self._kills.append(thread)
+            thread.start()
 
         return SshChannel(session, on_line=line_or_end, stderr=stderr, name=self._host.name, kill=kill)
 
@@ -104,11 +111,21 @@ class SshTransport:
         return done.stdout
 
     def close(self) -> None:
-        """Close all connections to the node."""
+        """Close all connections to the node, for good; kills under way get a moment to arrive."""
+        deadline = time.monotonic() + CLOSE_SECONDS
+        for thread in self._kills:
+            thread.join(max(0.0, deadline - time.monotonic()))
+        self._is_closed = True
         with self._lock:
             connections, self._connections = self._connections, []
         for each in connections:
             each.connection.close()
+
+    def _kill(self, pid: int, session: paramiko.Channel) -> None:
+        with suppress(TransportError):
+            self.run(["kill", "-KILL", str(pid)], timeout=CLOSE_SECONDS)
+        with suppress(paramiko.SSHException, OSError, EOFError):
+            session.close()
 
     # ---- sessions
     def _start(self, script: str, timeout: float) -> tuple[paramiko.Channel, Callable[[], None]]:
@@ -151,6 +168,8 @@ class SshTransport:
                 ) from error
 
     def _roomy(self) -> _Shared:
+        if self._is_closed:
+            raise TransportError(f"{self._host.name}: the connection was closed")
         self._connections = [each for each in self._connections if each.connection.is_alive]
         for each in self._connections:
             if each.open < each.limit:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import paramiko
 
-from llmtrain.transport.base import OnLine, TransportError
+from llmtrain.transport.base import OnLine
 from llmtrain.transport.outbox import Outbox
 from llmtrain.transport.ssh_script import exit_code
 
@@ -35,7 +35,7 @@ class SshChannel:
         name: str,
         kill: Callable[[int], None],
     ) -> None:
-        self._channel, self._kill = channel, kill
+        self._channel, self._kill = channel, kill  # `kill` returns at once.
         self._pid: int | None = None
         self._outbox = Outbox(self._write, channel.shutdown_write, name)
         threading.Thread(target=self._read, args=(on_line,), name=f"lines-{name}", daemon=True).start()
@@ -55,16 +55,13 @@ class SshChannel:
         return exit_code(self._channel.exit_status) if known else None
 
     def kill(self) -> None:
-        """SIGKILL the process and close the session, without waiting for either."""
-        threading.Thread(target=self._end, name="ssh-kill", daemon=True).start()
-
-    def _end(self) -> None:
-        if self._pid is not None and self.exit_code() is None:
-            with suppress(TransportError):
-                self._kill(self._pid)
-        with suppress(Exception):
-            self._channel.close()
+        """Have the process killed, and close the session; waits for neither."""
+        alive = self._pid is not None and not self._channel.closed and self.exit_code() is None
         self._outbox.finish()
+        if alive and self._pid is not None:
+            self._kill(self._pid)
+        else:
+            self._channel.close()
 
     def _write(self, line: bytes) -> None:
         self._channel.sendall(line)

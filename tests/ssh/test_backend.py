@@ -117,7 +117,7 @@ def interpreter(tmp_path: Path, node: str, line: str) -> str:
 
 
 def test_python_without_llmtrain_on_one_node(look, tmp_path) -> None:
-    python = interpreter(tmp_path, "node3", f"exec {sys.executable} -S -I \"$@\"")
+    python = interpreter(tmp_path, "node3", f'exec {sys.executable} -S -I "$@"')
     [first, second, *_] = problems(look, python=python)
     assert first.startswith(f"node3: {sys.executable} has no llmtrain (ModuleNotFoundError: ")
     assert second.startswith(f"node3: {sys.executable} has no torch\n")

@@ -51,6 +51,14 @@ sys.stdout.buffer.write(repr(words).encode())
 """
 
 
+def assert_gone(bed, name: str, pattern: str, seconds: float = 10.0) -> None:
+    """No process of a node has `pattern` in its command line, now or a little later."""
+    deadline = time.monotonic() + seconds
+    while found := bed.processes(name, pattern):
+        assert time.monotonic() < deadline, found
+        time.sleep(0.1)
+
+
 def test_arguments_arrive_as_they_are_whatever_they_hold(to) -> None:
     done = to("node1").run([PYTHON, "-c", ECHO, *HOSTILE], timeout=20)
     assert done.exit_code == 0, done.stderr
@@ -108,8 +116,7 @@ def test_command_that_takes_too_long_is_killed_with_its_children(to, ssh_bed) ->
     with pytest.raises(TransportError, match="node1: `sh` took longer than 1 s and was killed"):
         to("node1").run(["sh", "-c", "sleep 98765 & sleep 98765"], timeout=1)
     assert time.monotonic() - began < 3
-    time.sleep(1.5)
-    assert ssh_bed.processes("node1", "sleep 98765") == []
+    assert_gone(ssh_bed, "node1", "sleep 98765")
 
 
 def test_command_is_killed_on_time_although_the_link_is_cut(to, ssh_bed) -> None:
@@ -118,8 +125,7 @@ def test_command_is_killed_on_time_although_the_link_is_cut(to, ssh_bed) -> None
     threading.Timer(0.5, ssh_bed.fault, ("cut", "node3")).start()
     with pytest.raises(TransportError):
         node.run(["sleep", "98764"], timeout=2)
-    time.sleep(3)
-    assert ssh_bed.processes("node3", "sleep 98764") == []
+    assert_gone(ssh_bed, "node3", "sleep 98764")
 
 
 def test_files_come_and_go_whole(to, tmp_path) -> None:
@@ -199,10 +205,20 @@ time.sleep(3600)
     assert lines.get(timeout=10) == b"up"
     channel.kill()
     assert lines.get(timeout=10) is None
-    deadline = time.monotonic() + 3
-    while ssh_bed.processes("node1", "signal.SIG_IGN") and time.monotonic() < deadline:
-        time.sleep(0.1)
-    assert ssh_bed.processes("node1", "signal.SIG_IGN") == []
+    assert_gone(ssh_bed, "node1", "signal.SIG_IGN")
+
+
+def test_kill_arrives_although_the_connection_is_closed_at_once(to, ssh_bed, tmp_path) -> None:
+    node = to("node1")
+    channel, lines = talk(node, ["sh", "-c", "trap '' HUP TERM; echo up; sleep 98763"], tmp_path)
+    assert lines.get(timeout=10) == b"up"
+    channel.kill()
+    node.close()
+    assert lines.get(timeout=10) is None
+    assert_gone(ssh_bed, "node1", "trap ''")
+    ssh_bed.run("node1", "pkill", "-f", "sleep 98763", check=False)
+    with pytest.raises(TransportError, match="node1: the connection was closed"):
+        node.run(["true"], timeout=5)
 
 
 def test_exit_by_signal_is_told(to, tmp_path) -> None:
