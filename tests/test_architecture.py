@@ -24,6 +24,8 @@ MODULES = sorted(PACKAGE.rglob("*.py"))
 SOURCES = MODULES + sorted((ROOT / "tests").rglob("*.py"))
 FILE_LINES, FUNCTION_LINES = 400, 60
 CPU_SECONDS = 0.25
+REFERENCE_SECONDS = 0.06
+"""CPU seconds of `import typer` on a machine that does nothing else."""
 SLOW_MODULES = ("torch", "paramiko", "pynvml", "numpy", "tokenizers", "safetensors")
 HOMES = {
     "torch": ("engine/",),
@@ -32,12 +34,12 @@ HOMES = {
     "pynvml": ("probe.py",),
     "psutil": ("probe.py", "agent/", "backends/", "supervise/"),
     "rich": ("observe/", "cli/console.py"),
+    "prometheus_client": ("observe/",),
     "pickle": (),
     "marshal": (),
     "shelve": (),
 }
 """Packages and where, below llmtrain/, they may be imported."""
-ENTRY_POINTS = ("cli/main.py", "__main__.py")
 
 
 def relative(path: Path) -> str:
@@ -101,16 +103,22 @@ def test_no_shell_no_exit_no_code_from_text() -> None:
     found: list[str] = []
     for path in MODULES:
         place = str(path.relative_to(PACKAGE))
-        for node in ast.walk(tree(path)):
+        module = tree(path)
+        started = {node for guard in module.body if _is_main_guard(guard) for node in ast.walk(guard)}
+        for node in ast.walk(module):
             if not isinstance(node, ast.Call):
                 continue
             called = ast.unparse(node.func)
             keywords = {keyword.arg: ast.unparse(keyword.value) for keyword in node.keywords}
             bad = called in ("os.system", "os.popen", "eval", "exec") or keywords.get("shell") == "True"
-            leaves = called in ("sys.exit", "exit", "quit") and not place.endswith(ENTRY_POINTS)
+            leaves = called in ("sys.exit", "exit", "quit") and place != "cli/main.py" and node not in started
             if bad or leaves:
                 found.append(f"llmtrain/{place}:{node.lineno}: {called}")
     assert not found, "\n".join(found)
+
+
+def _is_main_guard(node: ast.stmt) -> bool:
+    return isinstance(node, ast.If) and "__name__" in ast.unparse(node.test)
 
 
 def test_sources_are_ascii() -> None:
@@ -149,14 +157,8 @@ def run_path(tmp_path) -> str:
     return str(run.path)
 
 
-COMMAND_LINES = [
-    ["--help"],
-    ["plan", "tiny"],
-    ["plan", "tiny", "--json"],
-    ["launch", "tiny", "--dry-run"],
-    ["status", "RUN", "--json"],
-    ["recipes", "--json"],
-]
+COMMAND_LINES = [["launch", "tiny", "--dry-run"], ["status", "RUN", "--json"]]
+"""Those that `cli/test_startup.py` does not hold."""
 
 
 @pytest.mark.parametrize("arguments", COMMAND_LINES, ids=" ".join)
@@ -180,18 +182,24 @@ def test_light_commands_load_nothing_heavy(arguments, run_path, tmp_path) -> Non
 
 @pytest.mark.parametrize("arguments", COMMAND_LINES, ids=" ".join)
 def test_light_commands_start_quickly(arguments, run_path, tmp_path, byte_code) -> None:
-    """User and system time of the quickest of a few runs: other work on the machine only ever adds to it.
+    """User and system time of the quickest of a few runs, each beside a reference: other work on shared
+    cores makes both cost more.
 
     The first run writes the byte code that every later run of an installed program finds.
     """
     given = [run_path if argument == "RUN" else argument for argument in arguments]
     command = [sys.executable, "-m", "llmtrain", *given]
-    seconds = []
-    for _ in range(20):
-        seconds.append(cpu_seconds(command, tmp_path, byte_code))
-        if len(seconds) > 1 and seconds[-1] < CPU_SECONDS:
+    reference = [sys.executable, "-c", "import typer"]
+    pairs = []
+    for _ in range(8):
+        pairs.append([cpu_seconds(each, tmp_path, byte_code) for each in (reference, command)])
+        best_reference, best = (
+            (min(column) for column in zip(*pairs[1:], strict=True)) if pairs[1:] else (0, 9)
+        )
+        if best < CPU_SECONDS:
             return
-    pytest.fail(f"{min(seconds[1:]):.3f} s of CPU, the budget is {CPU_SECONDS} s")
+    load = max(1.0, best_reference / REFERENCE_SECONDS)
+    assert best < CPU_SECONDS * load, f"{best:.3f} s of CPU at load {load:.2f}"
 
 
 @pytest.fixture(scope="module")

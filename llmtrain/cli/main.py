@@ -25,6 +25,8 @@ COMMANDS = (
     "status",
     "logs",
     "stop",
+    "metrics",
+    "dashboards",
     "doctor",
     "data",
     "checkpoint",

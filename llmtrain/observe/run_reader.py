@@ -7,7 +7,7 @@ import json
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from math import prod
+from math import ceil, prod
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +44,10 @@ class JobFacts:
     global_batch: int | None = None
     sequence: int | None = None
     created: float | None = None
+    nodes_lost: int | None = None
+    """Distinct nodes lost so far, from record.json."""
+    nodes_lost_allowed: int | None = None
+    """More lost nodes end the run."""
 
     @property
     def world_size(self) -> int | None:
@@ -225,7 +229,25 @@ def read_job_facts(run: RunDir) -> JobFacts:
         global_batch=_typed(_at(recipe, "batch", "global"), int),
         sequence=_typed(_at(recipe, "model", "sequence"), int),
         created=created,
+        nodes_lost=_nodes_lost(run),
+        nodes_lost_allowed=_nodes_lost_allowed(recipe, cluster),
     )
+
+
+def _nodes_lost(run: RunDir) -> int | None:
+    try:
+        lost = json.loads(run.record_json.read_text(encoding="utf-8")).get("lost_nodes")
+    except (OSError, ValueError, AttributeError):
+        return None
+    return len(lost) if isinstance(lost, list) else None
+
+
+def _nodes_lost_allowed(recipe: Any, cluster: Any) -> int | None:
+    """The plan's rule: at least ceil((1 - budget) x nodes) stay."""
+    nodes, budget = _at(cluster, "nodes"), _at(recipe, "faults", "node_loss_budget")
+    if type(nodes) is not int or not isinstance(budget, int | float):
+        return None
+    return nodes - ceil((1 - budget) * nodes - 1e-9)
 
 
 def read_holder_leniently(run: RunDir) -> LeaseHolder | None:
