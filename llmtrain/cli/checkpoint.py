@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from llmtrain.cli import console
+from llmtrain.cli import console, interchange
 from llmtrain.cli.options import Json
 from llmtrain.cli.status import Runs
 from llmtrain.errors import ExitStatus
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from llmtrain.run.layout import RunDir
 
 RUNS = Path("runs")
-_HELP = "List, show, verify and prune the checkpoints of a run."
+_HELP = "List, show, verify, prune, export and import checkpoints."
 _Run = Annotated[str, typer.Argument(metavar="RUN", help="A run id, the beginning of one, or a path.")]
 _Step = Annotated[int | None, typer.Argument(metavar="[STEP]", min=0, help="Default: the newest checkpoint.")]
 
@@ -33,6 +33,8 @@ def register(app: typer.Typer) -> None:
     group.command("show")(_show)
     group.command("verify")(_verify)
     group.command("prune")(_prune)
+    group.command("export")(interchange.export)
+    group.command("import")(interchange.import_)
     app.add_typer(group, name="checkpoint")
 
 

@@ -12,6 +12,7 @@ from llmtrain.config.codec import to_json
 from llmtrain.errors import ExitStatus, LlmtrainError
 from llmtrain.events.schema import AttemptEnded, AttemptStarted, Decided, RunEnded
 from llmtrain.events.writer import EventWriter
+from llmtrain.run.checkpoints import ever_committed
 from llmtrain.run.job_file import AttemptFile, JobFile, write_attempt_file
 from llmtrain.run.layout import RunDir
 from llmtrain.run.lease import Lease
@@ -135,11 +136,12 @@ class Supervisor:
         for folder in (attempt.events, attempt.logs, attempt.stacks, self._run_dir.checkpoints):
             folder.mkdir(parents=True, exist_ok=True)
         self._lease.check()
+        has_history = ever_committed(self._run_dir.checkpoints)  # also when it starts from imported weights
         file = AttemptFile(
             number=plan.number,
             layout=plan.layout,
             nodes=record.nodes,
-            restore="fresh" if plan.number == 1 else "newest",
+            restore="newest" if plan.number > 1 or has_history else "fresh",
         )
         write_attempt_file(attempt.attempt_json, file)
         self._save(self._record.with_attempt(record))

@@ -1,0 +1,173 @@
+"""`llmtrain checkpoint export` and `import`: to and from Hugging Face folders."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from llmtrain.cli import console
+from llmtrain.cli.options import ClusterName, Json, Overrides, RecipeName
+from llmtrain.cli.status import Runs
+from llmtrain.errors import CheckpointError, LlmtrainError, Problem
+
+if TYPE_CHECKING:
+    from llmtrain.run.layout import RunDir
+
+_EVERY = 5.0
+"""Seconds between two lines of progress."""
+
+
+class Format(StrEnum):
+    """What a checkpoint can be exported to."""
+
+    HF = "hf"
+
+
+class Numbers(StrEnum):
+    """Format of exported weights."""
+
+    FLOAT32 = "float32"
+    BFLOAT16 = "bfloat16"
+
+
+def export(
+    reference: Annotated[
+        str, typer.Argument(metavar="RUN", help="A run id, the beginning of one, or a path.")
+    ],
+    out: Annotated[Path, typer.Option("--out", metavar="DIR", help="Folder to write; must not exist.")],
+    step: Annotated[
+        int | None, typer.Argument(metavar="[STEP]", min=0, help="Default: the newest whole checkpoint.")
+    ] = None,
+    to: Annotated[Format, typer.Option("--to", help="hf: a Hugging Face folder.")] = Format.HF,
+    dtype: Annotated[Numbers, typer.Option("--dtype", help="Format of the weights.")] = Numbers.FLOAT32,
+    runs: Runs = Path("runs"),
+    as_json: Json = False,
+) -> None:
+    """Write a checkpoint's weights as a folder that `transformers` loads.
+
+    config.json, safetensors and the tokenizer's files; the checkpoint is verified first.
+    """
+    from llmtrain.run.checkpoints import newest_valid, resolve_step, verify
+    from llmtrain.run.find import find_run
+    from llmtrain.run.interchange.export import export_huggingface
+    from llmtrain.run.job_file import read_job_file
+
+    del to  # there is one format so far
+    run = find_run(reference, runs)
+    job = read_job_file(run.job_json)
+    if step is None:
+        resolve_step(run.checkpoints, None)
+        selection = newest_valid(run.checkpoints, run_id=job.run_id)
+        console.say_problems(selection.skipped, word="warning")
+        assert selection.checkpoint is not None
+        checkpoint = selection.checkpoint
+    else:
+        checkpoint = resolve_step(run.checkpoints, step)
+        problems = verify(checkpoint.path, run_id=job.run_id)
+        if problems:
+            raise _damaged(problems)
+    tokenizer, separator = _tokenizer(run)
+    architecture = export_huggingface(
+        checkpoint.path,
+        out,
+        job.spec.recipe.model,
+        dtype={"float32": "F32", "bfloat16": "BF16"}[dtype.value],
+        tokenizer=tokenizer,
+        separator=separator,
+        progress=_progress("writing"),
+    )
+    if as_json:
+        document = {
+            "path": str(out),
+            "architecture": architecture,
+            "step": checkpoint.step,
+            "dtype": dtype.value,
+        }
+        console.emit_json({"export": document})
+        return
+    console.emit(f"{out}: {architecture}, step {checkpoint.step}, {dtype.value}")
+    if tokenizer is None:
+        console.say(
+            "no tokenizer files: the run's tokenizer is the built-in byte tokenizer, or cannot be found"
+        )
+
+
+def import_(
+    source: Annotated[Path, typer.Argument(metavar="FOLDER", help="A Hugging Face folder with safetensors.")],
+    recipe: RecipeName,
+    cluster: ClusterName = "local",
+    overrides: Overrides = None,
+    run_dir: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="The run's folder; default: a new one below the storage path."),
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Make a run that starts from a Hugging Face folder's weights; `llmtrain resume` starts it.
+
+    The recipe's model must be the folder's: `model: {from: FOLDER}` says so. Pickle files are never loaded.
+    """
+    from llmtrain import __version__
+    from llmtrain.config.job import resolve
+    from llmtrain.plan.document import plan_document
+    from llmtrain.plan.make import make_plan
+    from llmtrain.render.scripts import render
+    from llmtrain.run.interchange.importing import import_huggingface
+    from llmtrain.run.interchange.start import start_info
+    from llmtrain.run.job_file import JobFile
+    from llmtrain.supervise.create import create_run, discard_run, run_dir_for
+
+    spec = resolve(recipe, cluster, overrides or [])
+    plan = make_plan(spec)
+    run = run_dir_for(spec.recipe.name, spec.cluster.storage.path, run_dir)
+    job = JobFile(run_id=run.run_id, version=__version__, spec=spec, layout=plan.plans[0].layout)
+    create_run(run, render(job, plan_document(plan), run, python=sys.executable))
+    try:
+        info = start_info(spec.recipe, run.run_id)
+        import_huggingface(source, run.checkpoints, spec.recipe.model, info, progress=_progress("importing"))
+    except BaseException:
+        discard_run(run)
+        raise
+    if as_json:
+        console.emit_json({"run": run.run_id, "path": str(run.path), "imported": str(source)})
+        return
+    console.emit(f"{run.path}: starts from {source}")
+    console.say(f"start it with `llmtrain resume {run.path}`")
+
+
+def _tokenizer(run: RunDir) -> tuple[Path | None, int | None]:
+    """tokenizer.json of the run's corpus and its end-of-text token, as far as they can be found."""
+    from llmtrain.corpus.prepared import MANIFEST, read_manifest
+    from llmtrain.run.data_file import read_data_file
+
+    try:
+        folder = Path(read_data_file(run.data_json).folder)
+        tokenizer = read_manifest(folder / MANIFEST)[0].tokenizer
+    except LlmtrainError:
+        return None, None
+    path = Path(tokenizer.name)
+    return (path if tokenizer.name != "bytes" and path.is_file() else None), tokenizer.separator
+
+
+def _progress(word: str) -> Callable[[int, int], None]:
+    told = time.monotonic()
+
+    def report(done: int, total: int) -> None:
+        nonlocal told
+        if time.monotonic() - told >= _EVERY:
+            told = time.monotonic()
+            console.say(f"{word}: {done / total:.0%} of {total / 1e9:.1f} GB")
+
+    return report
+
+
+def _damaged(problems: list[Problem]) -> CheckpointError:
+    error = CheckpointError(problems[0].message)
+    error.problems = tuple(problems)
+    return error
