@@ -131,15 +131,20 @@ def _prune(
     keep: Annotated[
         int, typer.Option("--keep", metavar="K", min=1, help="Newest whole checkpoints to keep.")
     ],
+    keep_every: Annotated[
+        int | None,
+        typer.Option("--keep-every", metavar="N", min=1, help="Keep multiples of N steps, too."),
+    ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be deleted.")] = False,
     runs: Runs = RUNS,
     as_json: Json = False,
 ) -> None:
     """Delete checkpoints older than the K newest whole ones; damaged ones do not count."""
-    from llmtrain.run.checkpoints import list_checkpoints, outdated, prune
+    from llmtrain.run.checkpoints import kept_for_ever, list_checkpoints, outdated, prune
 
     root = _root(reference, runs)
-    deleted = outdated(root, keep) if dry_run else prune(root, keep)
+    protect = kept_for_ever(keep_every)
+    deleted = (outdated if dry_run else prune)(root, keep, protect=protect)
     left = [checkpoint.name for checkpoint in list_checkpoints(root) if checkpoint not in deleted]
     if as_json:
         names = [checkpoint.name for checkpoint in deleted]

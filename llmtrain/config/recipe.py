@@ -221,6 +221,8 @@ class CheckpointConfig:
     """Seconds between two checkpoints (duration, e.g. `30m`); 0 switches the timer off."""
     keep: PositiveInt = 3
     """Newest checkpoints kept; at least 1."""
+    keep_every_steps: PositiveInt | None = None
+    """Besides these, checkpoints whose step is a multiple of it are kept for ever; default: none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

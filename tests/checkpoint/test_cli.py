@@ -93,6 +93,10 @@ def test_prune(damaged_run, capsys):
     planned = document(capsys, "checkpoint", "prune", "run-1", "--keep", "1", "--dry-run")
     assert planned["deleted"] == ["step-00000020", "step-00000010"]
     assert len(list_checkpoints(damaged_run / "checkpoints")) == 3
+    spared = document(
+        capsys, "checkpoint", "prune", "run-1", "--keep", "1", "--keep-every", "20", "--dry-run"
+    )
+    assert spared["deleted"] == ["step-00000010"]
     assert run(["checkpoint", "prune", "run-1", "--keep", "2"]) == 0
     assert capsys.readouterr().out == ""
     assert run(["checkpoint", "prune", "run-1", "--keep", "1"]) == 0

@@ -13,6 +13,7 @@ from llmtrain.run.checkpoints import (
     clean_leftovers,
     commit_save,
     ever_committed,
+    kept_for_ever,
     list_checkpoints,
     newest_valid,
     prune,
@@ -85,8 +86,9 @@ def test_prune_with_nothing_whole_deletes_nothing(make_checkpoint, tmp_path):
 def test_prune_spares_the_protected(make_checkpoint, tmp_path):
     for step in range(1, 7):
         make_checkpoint(step)
-    prune(tmp_path / "checkpoints", 1, protect=lambda checkpoint: checkpoint.step % 3 == 0)
+    prune(tmp_path / "checkpoints", 1, protect=kept_for_ever(3))
     assert [checkpoint.step for checkpoint in list_checkpoints(tmp_path / "checkpoints")] == [6, 3]
+    assert len(prune(tmp_path / "checkpoints", 1, protect=kept_for_ever(None))) == 1
 
 
 def test_leftovers_are_removed_and_nothing_else(make_checkpoint, tmp_path):

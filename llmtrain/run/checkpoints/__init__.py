@@ -1,6 +1,13 @@
 """Checkpoints on disk, without torch: manifest, choice of the newest whole one, commit and deletion."""
 
-from llmtrain.run.checkpoints.commit import begin_save, clean_leftovers, commit_save, outdated, prune
+from llmtrain.run.checkpoints.commit import (
+    begin_save,
+    clean_leftovers,
+    commit_save,
+    kept_for_ever,
+    outdated,
+    prune,
+)
 from llmtrain.run.checkpoints.folder import (
     Checkpoint,
     ever_committed,
@@ -24,6 +31,7 @@ __all__ = [
     "clean_leftovers",
     "commit_save",
     "ever_committed",
+    "kept_for_ever",
     "list_checkpoints",
     "newest_valid",
     "outdated",

@@ -138,6 +138,12 @@ def outdated(
     return doomed
 
 
+def kept_for_ever(every_steps: int | None) -> Callable[[Checkpoint], bool]:
+    """What `prune` is given as `protect`: checkpoints whose step is a multiple of `every_steps`; None:
+    none."""
+    return lambda checkpoint: bool(every_steps) and checkpoint.step % int(every_steps or 1) == 0
+
+
 def clean_leftovers(root: Path) -> list[str]:
     """Remove what killed saves and deletions left behind; return the names.
 
