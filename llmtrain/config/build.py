@@ -154,7 +154,8 @@ class Builder:
 
     def _scalar(self, kind: ScalarType, node: Scalar, path: Path) -> Any:
         if kind.verbatim and node.value is not None:
-            return node.text
+            fits = kind.pattern is None or re.fullmatch(kind.pattern.regex, node.text)
+            return node.text if fits else self._wrong(kind, node, path)
         if (
             kind.unit is not None
             and isinstance(node.value, str | int | float)

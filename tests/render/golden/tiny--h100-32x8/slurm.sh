@@ -60,6 +60,7 @@ fi
 supervisor='' warned=''
 
 # The early warning, and every TERM: the supervisor lets the ranks save and leave.
+# shellcheck disable=SC2317 # called by the trap
 warn() {
   warned=yes
   [ -z "$supervisor" ] || kill -TERM "$supervisor" 2>/dev/null
@@ -77,7 +78,7 @@ for ((start = 1; start <= 4; start++)); do
   supervisor=''
 
   # Over 128: it was killed. Its agents let their ranks save; a new one goes on with the same nodes.
-  [ "$status" -gt 128 ] && [ -z "$warned" ] || break
+  if [ "$status" -le 128 ] || [ -n "$warned" ]; then break; fi
   complain "the supervisor died with exit code $status"
   sleep 1
 done

@@ -1,0 +1,293 @@
+"""Runs on a real SLURM cluster of four nodes, with stand-in ranks: how they start, and how they end."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+
+import pytest
+
+from llmtrain.backends.base import JobState
+from llmtrain.events.schema import AttemptStarted
+from llmtrain.run.layout import RunDir
+from llmtrain.run.lease import read_holder
+from llmtrain.run.record import RunRecord, read_record
+from llmtrain.supervise.stop import ask_to_stop
+from tests.slurm.conftest import MakeRun, backend_of, submit
+from tests.support.slurm_beds import SlurmBed
+from tests.support.stand_in_runs import events, step_reached, wait_for
+
+pytestmark = pytest.mark.e2e
+
+
+def ended(run: RunDir) -> RunRecord | None:
+    record = read_record(run)
+    return record if record.stage == "ended" else None
+
+
+def wait_ended(run: RunDir, seconds: float = 60.0) -> RunRecord:
+    record = wait_for(lambda: ended(run), seconds, f"{run.path} to end")
+    assert isinstance(record, RunRecord)
+    return record
+
+
+def wait_state(bed: SlurmBed, job: str, *states: str, seconds: float = 60.0) -> None:
+    wait_for(lambda: bed.state(job) in states, seconds, f"job {job} to be {states}, it is {bed.state(job)}")
+
+
+def nodes_of_attempts(run: RunDir) -> list[list[str]]:
+    found = [event.payload for event in events(run, "attempt_started")]
+    return [list(payload.nodes) for payload in found if isinstance(payload, AttemptStarted)]
+
+
+def processes(bed: SlurmBed, run: RunDir) -> list[str]:
+    """Everything of a run on any node."""
+    return [line for name in bed.names for line in bed.processes(name, str(run.path))]
+
+
+def test_a_run_takes_all_nodes_and_ends_with_zero(slurm_bed: SlurmBed, make_run: MakeRun) -> None:
+    run = make_run(steps=5)
+    handle = submit(run)
+    record = wait_ended(run)
+    assert (record.exit_status, record.reached_step) == (0, 5)
+    assert nodes_of_attempts(run) == [["node1", "node2", "node3", "node4"]]
+    hosts = {event.rank: event.payload.host for event in events(run, "rank_started")}
+    assert hosts == {rank: f"node{rank // 2 + 1}" for rank in range(8)}
+    wait_state(slurm_bed, handle.id, "COMPLETED")
+    status = backend_of(run).poll(handle)
+    assert (status.state, status.exit_code) == (JobState.SUCCEEDED, 0)
+    assert not processes(slurm_bed, run)
+    assert all(not path.read_text() for path in run.path.glob("attempts/1/logs/agent-*.log"))
+
+
+def test_ranks_find_each_other_by_the_nodes_own_network(slurm_bed: SlurmBed, make_run: MakeRun) -> None:
+    run = make_run(steps=2)
+    node = run.scripts / "node.sh"
+    node.write_text(node.read_text().replace("exec", 'echo "$5 $GLOO_SOCKET_IFNAME" >>"$0.said"\nexec', 1))
+    submit(run)
+    assert wait_ended(run).exit_status == 0
+    said = (run.scripts / "node.sh.said").read_text().splitlines()
+    assert said == [f"{slurm_bed.address('node1')} eth0"] * 4
+
+
+def test_the_early_warning_saves_requeues_and_goes_on(slurm_bed: SlurmBed, make_run: MakeRun) -> None:
+    run = make_run(steps=40, step_seconds=0.2)
+    job = submit(run).id
+    wait_for(lambda: step_reached(run, 3), 60, "step 3")
+    slurm_bed.slurm("scancel", "--batch", "--signal=USR1", job)
+    assert wait_ended(run).exit_status == 75
+    saved = int((run.path / "saved").read_text())
+    wait_state(slurm_bed, job, "PENDING")
+    slurm_bed.start_now(job)
+    record = wait_for(
+        lambda: (found := ended(run)) and found.exit_status == 0 and found, 90, "the second start"
+    )
+    assert isinstance(record, RunRecord)
+    assert [attempt.outcome for attempt in record.attempts] == ["stopped", "completed"]
+    assert slurm_bed.restarts(job) == 1
+    restored = [event.payload.step for event in events(run, "restored")]
+    assert restored == [0, saved]
+    steps = [event.payload.step for event in events(run, "step_finished")]
+    assert steps == list(range(1, 41))
+    assert len(list(run.requeues.iterdir())) == 1
+
+
+def test_a_stop_by_a_person_is_not_undone_by_a_requeue(slurm_bed: SlurmBed, make_run: MakeRun) -> None:
+    run = make_run(steps=100)
+    handle = submit(run)
+    wait_for(lambda: step_reached(run, 2), 60, "step 2")
+    ask_to_stop(run)
+    record = wait_ended(run)
+    assert record.exit_status == 75 and record.stop_requested
+    wait_state(slurm_bed, handle.id, "FAILED")  # SLURM's word for an exit code other than 0
+    assert not run.requeues.exists()
+    assert backend_of(run).poll(handle).exit_code == 75
+
+
+def test_scancel_ends_the_job_for_good(slurm_bed: SlurmBed, make_run: MakeRun) -> None:
+    run = make_run(steps=200)
+    handle = submit(run)
+    wait_for(lambda: step_reached(run, 2), 60, "step 2")
+    slurm_bed.slurm("scancel", handle.id)
+    wait_state(slurm_bed, handle.id, "CANCELLED")
+    time.sleep(3.0)
+    assert slurm_bed.state(handle.id) == "CANCELLED"
+    assert slurm_bed.restarts(handle.id) == 0
+    assert backend_of(run).poll(handle).state == JobState.CANCELLED
+    assert not processes(slurm_bed, run)
+
+
+def test_a_downed_node_is_left_out_and_a_spare_takes_its_place(
+    slurm_bed: SlurmBed, make_run: MakeRun
+) -> None:
+    run = make_run("cluster.spares=1", "parallel.dp=3", "batch.global=12", steps=60, step_seconds=0.2)
+    job = submit(run).id
+    wait_for(lambda: step_reached(run, 3), 60, "step 3")
+    slurm_bed.slurm("scontrol", "update", "nodename=node2", "state=down", "reason=test")
+    record = wait_ended(run, 120)
+    assert record.exit_status == 0, record
+    first, *_, last = nodes_of_attempts(run)
+    assert first == ["node1", "node2", "node3"]
+    assert last == ["node1", "node3", "node4"]
+    assert record.lost_nodes == ("node2",)
+    assert slurm_bed.restarts(job) == 0
+    steps = [event.payload.step for event in events(run, "step_finished")]
+    assert max(steps) == 60
+
+
+@pytest.mark.parametrize("fault", ["crash", "power"])
+def test_a_lost_node_that_slurm_has_not_noticed(slurm_bed: SlurmBed, make_run: MakeRun, fault: str) -> None:
+    run = make_run("cluster.spares=1", "parallel.dp=3", "batch.global=12", steps=80, step_seconds=0.5)
+    submit(run)
+    wait_for(lambda: step_reached(run, 3), 60, "step 3")
+    slurm_bed.fault(fault, "node3")
+    wait_for(lambda: len(nodes_of_attempts(run)) > 1, 90, "the next attempt")
+    attempt = len(nodes_of_attempts(run))
+    reached = read_record(run).reached_step
+    wait_for(lambda: step_reached(run, reached + 2, attempt) or ended(run), 120, "steps on other nodes")
+    assert "node3" not in nodes_of_attempts(run)[-1]
+
+
+def test_a_killed_supervisor_is_started_again_by_the_batch_script(
+    slurm_bed: SlurmBed, make_run: MakeRun
+) -> None:
+    run = make_run(steps=40, step_seconds=0.2)
+    job = submit(run).id
+    wait_for(lambda: step_reached(run, 3), 60, "step 3")
+    holder = read_holder(run)
+    assert holder is not None and holder.allocation == f"slurm:{job}:0"
+    slurm_bed.run("node1", "kill", "-KILL", str(holder.process.pid))
+    record = wait_ended(run, 90)
+    assert record.exit_status == 0
+    assert [attempt.outcome for attempt in record.attempts] == ["abandoned", "completed"]
+    assert slurm_bed.restarts(job) == 0 and not run.requeues.exists()
+    assert "died with exit code 137" in (run.path / f"slurm-{job}.log").read_text()
+    restored = [event.payload.step for event in events(run, "restored")]
+    assert restored[1] >= 3  # the agents without a supervisor let their ranks save
+
+
+@pytest.mark.parametrize("fault", ["crash", "power"])
+def test_a_lost_batch_host_is_replaced_by_one_requeue(
+    slurm_bed: SlurmBed, make_run: MakeRun, fault: str
+) -> None:
+    run = make_run(
+        "cluster.nodes=3", "cluster.spares=0", "parallel.dp=3", "batch.global=12", steps=60, step_seconds=0.5
+    )
+    job = submit(run).id
+    wait_for(lambda: step_reached(run, 3), 60, "step 3")
+    holder = read_holder(run)
+    assert holder is not None
+    host = holder.process.host
+    slurm_bed.fault(fault, host)
+    wait_for(lambda: slurm_bed.restarts(job) == 1, 150, "an agent to queue the job again")
+    wait_state(slurm_bed, job, "PENDING", seconds=90)
+    slurm_bed.start_now(job)
+    record = wait_ended(run, 120)
+    assert record.exit_status == 0
+    assert slurm_bed.restarts(job) == 1
+    assert len(list(run.requeues.iterdir())) == 1
+    last = read_holder(run)
+    assert last is not None and last.allocation == f"slurm:{job}:1" and last.process.host != host
+    assert host not in nodes_of_attempts(run)[-1]
+
+
+def test_the_controller_may_be_away_for_a_while(slurm_bed: SlurmBed, make_run: MakeRun) -> None:
+    run = make_run(steps=60, step_seconds=0.2)
+    handle = submit(run)
+    wait_for(lambda: step_reached(run, 2), 60, "step 2")
+    time.sleep(6.0)  # A job that started less than some 5 s before the controller dies may be forgotten.
+    backend = backend_of(run)
+    assert backend.poll(handle).state == JobState.RUNNING
+    slurm_bed.daemon("ctld-kill")
+    try:
+        time.sleep(2.5)
+        status = backend.poll(handle)
+        assert status.state == JobState.RUNNING
+        assert "does not answer" in status.reason
+    finally:
+        slurm_bed.daemon("ctld-start")
+    assert wait_ended(run, 60).exit_status == 0
+
+
+def test_a_chain_goes_on_with_the_next_job_and_ends_with_the_run(
+    slurm_bed: SlurmBed, make_run: MakeRun
+) -> None:
+    run = make_run(
+        "cluster.backend.slurm.chain=singleton",
+        "cluster.backend.slurm.chain_length=3",
+        steps=40,
+        step_seconds=0.2,
+    )
+    handle = submit(run)
+    first, second, third = handle.id.split(",")
+    wait_for(lambda: step_reached(run, 3), 60, "step 3")
+    assert slurm_bed.state(second) == "PENDING"
+    slurm_bed.slurm("scancel", "--batch", "--signal=USR1", first)
+    wait_state(slurm_bed, second, "RUNNING")
+    assert backend_of(run).poll(handle).state == JobState.RUNNING
+    record = wait_for(
+        lambda: (found := ended(run)) and found.exit_status == 0 and found, 90, "the second job"
+    )
+    assert isinstance(record, RunRecord)
+    wait_state(slurm_bed, third, "CANCELLED")
+    assert slurm_bed.state(first) == "FAILED"  # left with 75
+    assert slurm_bed.restarts(first) == 0
+
+
+def test_an_array_chain(slurm_bed: SlurmBed, make_run: MakeRun) -> None:
+    run = make_run(
+        "cluster.backend.slurm.chain=array",
+        "cluster.backend.slurm.chain_length=3",
+        steps=30,
+        step_seconds=0.2,
+    )
+    handle = submit(run)
+    wait_for(lambda: step_reached(run, 3), 60, "step 3")
+    slurm_bed.slurm("scancel", "--batch", "--signal=USR1", f"{handle.id}_1")
+    wait_for(lambda: (found := ended(run)) and found.exit_status == 0 and found, 90, "the second task")
+    wait_for(lambda: slurm_bed.state(f"{handle.id}_3") in ("CANCELLED", ""), 30, "the third task to vanish")
+    logs = sorted(path.name for path in run.path.glob("slurm-*.log"))
+    assert logs == [f"slurm-{handle.id}_1.log", f"slurm-{handle.id}_2.log"]
+
+
+def test_a_job_that_waits_is_taken_out_of_the_queue(slurm_bed: SlurmBed, make_run: MakeRun) -> None:
+    blocker = make_run(steps=400)
+    submit(blocker)
+    run = make_run(steps=5)
+    handle = submit(run)
+    backend = backend_of(run)
+    status = wait_for(lambda: (found := backend.poll(handle)).reason and found, 10, "a reason")
+    assert (status.state, status.raw) == (JobState.PENDING, "PENDING")
+    assert re.fullmatch("Resources|Priority", status.reason)
+    backend.cancel(handle)
+    wait_state(slurm_bed, handle.id, "CANCELLED")
+    assert not run.attempts.exists()
+
+
+def test_set_up_that_fails_ends_the_job_with_two(slurm_bed: SlurmBed, make_run: MakeRun) -> None:
+    run = make_run("cluster.backend.slurm.setup=[echo hello from setup, /no/such/program --x]")
+    handle = submit(run)
+    wait_state(slurm_bed, handle.id, "FAILED")
+    log = (run.path / f"slurm-{handle.id}.log").read_text()
+    assert "hello from setup" in log
+    assert "set-up failed: /no/such/program --x" in log
+    assert backend_of(run).poll(handle).exit_code == 2
+
+
+def test_variables_reach_ranks_and_never_a_file(
+    slurm_bed: SlurmBed, make_run: MakeRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("BED_TOKEN", "s3cr3t-7041")
+    for export in ("all", "none"):
+        run = make_run(
+            "cluster.environment.pass_through=[BED_TOKEN]", f"cluster.backend.slurm.export={export}", steps=2
+        )
+        node = run.scripts / "node.sh"
+        node.write_text(node.read_text().replace("exec", 'echo "${#BED_TOKEN}" >>"$0.said"\nexec', 1))
+        submit(run)
+        assert wait_ended(run).exit_status == 0
+        assert (run.scripts / "node.sh.said").read_text().split() == ["11"] * 4
+        for path in run.path.rglob("*"):
+            assert not path.is_file() or b"s3cr3t-7041" not in path.read_bytes(), path
+        assert "s3cr3t" not in json.dumps(processes(slurm_bed, run))
