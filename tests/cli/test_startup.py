@@ -22,6 +22,8 @@ COMMANDS = [
     ["profiles", "check", "a100-32x8"],
     ["plan", "tiny"],
     ["plan", "tiny", "--json"],
+    ["launch", "tiny", "--dry-run"],
+    ["status", "--json"],
     ["plan", "gpt-175b", "--cluster", "a100-32x8", "--json"],
 ]
 
