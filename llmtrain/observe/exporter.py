@@ -50,9 +50,9 @@ class Exporter(Collector):
             try:
                 reader = self._readers.get(run.path) or RunReader(run)
                 reader.advance()
+                view = reader.view(now)
             except (RunError, OSError):
                 continue
-            view = reader.view(now)
             if view.state.ended and now - view.state.ended.time > self._forget:
                 # Looked at no more: a run that is resumed later is a matter of a new exporter.
                 self._readers.pop(run.path, None)

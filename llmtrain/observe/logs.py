@@ -14,7 +14,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from llmtrain.errors import UsageError
-from llmtrain.observe.run_reader import RunReader, read_job_facts
+from llmtrain.observe.job_facts import read_job_facts
+from llmtrain.observe.run_reader import RunReader
 from llmtrain.run.layout import AttemptDir, RunDir
 
 POLL_SECONDS = 0.3

@@ -101,6 +101,7 @@ def _training(into: Families, view: RunView) -> None:
     into.gauge("last_step_timestamp_seconds", "End of the last step", latest.time, run=run)
     into.gauge("tokens_per_second", "Tokens a second over recent steps", state.tokens_per_second, run=run)
     into.gauge("step_seconds", "Wall time a step over recent steps", state.seconds_per_step, run=run)
+    into.gauge("planned_step_seconds", "What the plan predicted", view.job.planned_step_seconds, run=run)
     into.gauge("eta_seconds", "Time left at the recent pace", state.eta_seconds, run=run)
 
 
@@ -140,7 +141,7 @@ def _members(into: Families, view: RunView) -> None:
         into.gauge("node_memory_used_bytes", "Host memory in use", used, run=run, node=sample.host)
         busy = sample.cpu_percent / 100
         into.gauge("node_cpu_ratio", "Share of the host's cores in use", busy, run=run, node=sample.host)
-    into.gauge("nodes_lost", "Distinct nodes lost so far", view.job.nodes_lost, run=run)
+    into.gauge("nodes_lost", "Distinct nodes lost so far", len(view.job.lost_nodes), run=run)
     into.gauge("nodes_lost_allowed", "Nodes that may be lost", view.job.nodes_lost_allowed, run=run)
 
 

@@ -24,6 +24,8 @@ LETTERS = {
     "failed": "x",
     "ended": "-",
     "unknown": "?",
+    "lost": "X",
+    "idle": "_",
 }
 
 
@@ -34,6 +36,8 @@ def grid_lines(view: RunView, ranks: Sequence[RankState], width: int) -> list[Te
     for rank in ranks:
         word = rank_word(view, rank)
         by_host[rank.host or "?"].append("slow" if word == "alive" and rank.rank in slow else word)
+    for host in _missing_nodes(view):
+        by_host[host] = ["lost" if host in view.job.lost_nodes else "idle"]
     name_width = min(24, max(len(host) for host in by_host))
     cell_width = name_width + 1 + max(len(words) for words in by_host.values()) + 3
     per_line = max(1, (width + 3) // cell_width)
@@ -49,6 +53,13 @@ def grid_lines(view: RunView, ranks: Sequence[RankState], width: int) -> list[Te
     for line in lines:
         line.rstrip()
     return [*lines, _legend([word for words in by_host.values() for word in words])]
+
+
+def _missing_nodes(view: RunView) -> list[str]:
+    """Nodes of the first attempt that the newest one does not use."""
+    current = view.state.current
+    used = set(current.nodes) if current is not None else set()
+    return [host for host in view.state.attempts[0].nodes if host not in used] if view.is_degraded else []
 
 
 def slow_ranks(ranks: Sequence[RankState]) -> set[int]:

@@ -3,11 +3,9 @@ run."""
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from math import ceil, prod
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +14,7 @@ from llmtrain.events.event import Event
 from llmtrain.events.reader import EventTail, FolderTail, merge, sample_events, size_of
 from llmtrain.events.run_state import RunState
 from llmtrain.events.state import fold
-from llmtrain.parallel_dims import AXES
+from llmtrain.observe.job_facts import JobFacts, read_job_facts
 from llmtrain.run.layout import AttemptDir, RunDir
 from llmtrain.run.lease import LeaseHolder, read_holder
 
@@ -30,30 +28,6 @@ RANKS_BYTES = 1 << 18
 SUPERVISOR_BYTES = 1 << 16
 OLD_ATTEMPTS = 64
 """Newest attempts whose events are looked at in a big run."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class JobFacts:
-    """What a view needs of `job.json`; read leniently, so that a run of a newer version can be looked at."""
-
-    recipe: str = ""
-    cluster: str = ""
-    backend: str = ""
-    steps: int | None = None
-    layout: Mapping[str, Any] = field(default_factory=dict)
-    global_batch: int | None = None
-    sequence: int | None = None
-    created: float | None = None
-    nodes_lost: int | None = None
-    """Distinct nodes lost so far, from record.json."""
-    nodes_lost_allowed: int | None = None
-    """More lost nodes end the run."""
-
-    @property
-    def world_size(self) -> int | None:
-        """Ranks of the planned layout; None when the job file does not tell."""
-        degrees = [self.layout.get(axis) for axis in AXES]
-        return prod(degree for degree in degrees if isinstance(degree, int)) if any(degrees) else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,6 +60,25 @@ class RunView:
         return "interrupted"
 
     @property
+    def nodes_at_first(self) -> int:
+        """Nodes of the oldest attempt known."""
+        return len(self.state.attempts[0].nodes) if self.state.attempts else 0
+
+    @property
+    def is_degraded(self) -> bool:
+        """Whether the newest attempt has fewer nodes than the first one had."""
+        current = self.state.current
+        return current is not None and bool(current.nodes) and len(current.nodes) < self.nodes_at_first
+
+    @property
+    def slowdown(self) -> float | None:
+        """Measured step time over the planned one, on the planned layout; None when one is unknown."""
+        pace, planned = self.state.seconds_per_step, self.job.planned_step_seconds
+        if not pace or not planned or dict(self.layout) != dict(self.job.layout):
+            return None
+        return pace / planned
+
+    @property
     def layout(self) -> Mapping[str, Any]:
         """Layout of the newest attempt, else the planned one."""
         current = self.state.current
@@ -107,6 +100,7 @@ class RunReader:
         self.complete = True
         self._whole = whole
         self._started = False
+        self._facts_of = 0
         self._settled: set[int] = set()
         self._tail = FolderTail(self._files)
 
@@ -129,6 +123,9 @@ class RunReader:
 
     def view(self, now: float | None = None) -> RunView:
         """The run as it is after the last poll."""
+        if self.state.attempt != self._facts_of:
+            # Nodes are lost, and the record of it is written, between attempts.
+            self._facts_of, self.job = self.state.attempt, read_job_facts(self.run)
         return RunView(
             run=self.run,
             job=self.job,
@@ -212,57 +209,9 @@ def read_views(runs: Sequence[RunDir]) -> tuple[list[RunView], list[str]]:
     return views, unreadable
 
 
-def read_job_facts(run: RunDir) -> JobFacts:
-    """What views need of `job.json`. Raises RunError when it cannot be read at all."""
-    try:
-        raw = json.loads(run.job_json.read_text(encoding="utf-8"))
-        created = run.job_json.stat().st_mtime
-    except (OSError, ValueError) as error:
-        raise RunError(f"job.json cannot be read: {error}", where=str(run.job_json)) from error
-    recipe, cluster = _at(raw, "spec", "recipe"), _at(raw, "spec", "cluster")
-    return JobFacts(
-        recipe=_typed(_at(recipe, "name"), str) or "",
-        cluster=_typed(_at(cluster, "name"), str) or "",
-        backend=_typed(_at(cluster, "backend", "kind"), str) or "",
-        steps=_typed(_at(recipe, "train", "steps"), int),
-        layout=_typed(_at(raw, "layout"), dict) or {},
-        global_batch=_typed(_at(recipe, "batch", "global"), int),
-        sequence=_typed(_at(recipe, "model", "sequence"), int),
-        created=created,
-        nodes_lost=_nodes_lost(run),
-        nodes_lost_allowed=_nodes_lost_allowed(recipe, cluster),
-    )
-
-
-def _nodes_lost(run: RunDir) -> int | None:
-    try:
-        lost = json.loads(run.record_json.read_text(encoding="utf-8")).get("lost_nodes")
-    except (OSError, ValueError, AttributeError):
-        return None
-    return len(lost) if isinstance(lost, list) else None
-
-
-def _nodes_lost_allowed(recipe: Any, cluster: Any) -> int | None:
-    """The plan's rule: at least ceil((1 - budget) x nodes) stay."""
-    nodes, budget = _at(cluster, "nodes"), _at(recipe, "faults", "node_loss_budget")
-    if type(nodes) is not int or not isinstance(budget, int | float):
-        return None
-    return nodes - ceil((1 - budget) * nodes - 1e-9)
-
-
 def read_holder_leniently(run: RunDir) -> LeaseHolder | None:
     """The lease's holder, or None also when the lease cannot be read."""
     try:
         return read_holder(run)
     except (OSError, ValueError, KeyError, TypeError):
         return None
-
-
-def _at(value: Any, *keys: str) -> Any:
-    for key in keys:
-        value = value.get(key) if isinstance(value, dict) else None
-    return value
-
-
-def _typed(value: Any, kind: type) -> Any:
-    return value if type(value) is kind else None

@@ -103,6 +103,8 @@ def _header(view: RunView) -> Text:
     text = Text.assemble((view.run.run_id, "bold"), "  ", (word, STYLES.get(word, "")))
     if view.state.attempt > 1:
         text.append(f"  attempt {view.state.attempt}")
+    if view.is_degraded and view.state.current:
+        text.append(f"  {len(view.state.current.nodes)} of {view.nodes_at_first} nodes", STYLES["warning"])
     if view.job.recipe:
         text.append(f"  {view.job.recipe} on {view.job.cluster}", "dim")
     text.no_wrap, text.overflow = True, "ellipsis"
@@ -138,10 +140,14 @@ def _fact_rows(view: RunView, screen: Screen) -> Iterator[tuple[str, str | Text]
     if latest:
         pace = duration_text(state.seconds_per_step)
         speed = f"{count_text(state.tokens_per_second)} tokens/s   {pace} a step"
+        if view.slowdown is not None:
+            speed += f" ({view.slowdown:.2g} x the plan's {duration_text(view.job.planned_step_seconds)})"
         yield "speed", speed + (f"   mfu {percent_text(latest.mfu)}" if latest.mfu is not None else "")
         rate, norm = small_text(latest.learning_rate), small_text(latest.grad_norm)
         yield "rates", f"learning rate {rate}   gradient norm {norm}"
     yield "layout", layout_text(view.layout) + _world(view)
+    if view.job.lost_nodes:
+        yield "lost nodes", ", ".join(view.job.lost_nodes)
     yield "checkpoint", _checkpoint(view)
     split = goodput(view)
     if split.ratio is not None:
@@ -201,7 +207,8 @@ def _members(view: RunView, screen: Screen, room: int) -> Iterator[Section]:
     ranks = known_ranks(view)
     if not ranks:
         return
-    if len(ranks) > MOST_RANKS:
+    hosts = {rank.host for rank in ranks}
+    if len(ranks) > MOST_RANKS or (len(hosts) > 1 and (len(ranks) >= room or view.is_degraded)):
         lines = grid_lines(view, ranks, screen.width)
         yield Section(Group(*lines), len(lines))
         return

@@ -28,6 +28,7 @@ STYLES = {
     "unknown": "yellow",
     "failed": "bold red",
     "dead": "bold red",
+    "lost": "bold red",
     "error": "bold red",
 }
 """Colour of a word; it never carries meaning alone, the word does."""

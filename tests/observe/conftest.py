@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -110,6 +111,37 @@ def _large(folder: Path) -> Story:
     return Story(run, START + 75)
 
 
+def _degraded(folder: Path) -> Story:
+    """Six nodes of 8 ranks, the fourth of which was lost: five go on, one of them idle."""
+    run = make_run(folder / "degraded-0009", steps=100)
+    layout = LAYOUT | {"dp": 6, "tp": 4, "pp": 2}
+    run.job_json.write_text(run.job_json.read_text().replace('"dp": 2, "tp": 2', '"dp": 6, "tp": 4'))
+    run.record_json.write_text(json.dumps({"lost_nodes": ["node4"]}))
+    run.plan_json.write_text(json.dumps({"plans": [{"predicted": {"step_seconds": 0.4}}]}))
+    nodes = tuple(f"node{number}" for number in range(1, 7))
+    left = tuple(node for node in nodes if node not in ("node4", "node6"))
+    stages = ((1, nodes, 0, layout, START), (2, left, 10, layout | {"dp": 4}, START + 20))
+    for number, members, restored, degrees, start in stages:
+        outcome = "failed" if number == 1 else ""
+        world_size = 8 * len(members)
+        files = attempt_files(
+            number, restored=restored, steps=12, world_size=world_size, start=start, outcome=outcome
+        )
+        started = schema.AttemptStarted(
+            world_size=world_size,
+            nodes=members,
+            layout=degrees,
+            reason="first" if number == 1 else "node_silent",
+        )
+        files["supervisor.jsonl"][0] = event(started, time=start, attempt=number)
+        for rank in range(world_size):
+            here = schema.RankStarted(host=members[rank // 8], pid=rank, local_rank=rank % 8)
+            files[f"rank-{rank:05d}.jsonl"][0] = event(here, time=start + 1, attempt=number, rank=rank)
+        write_attempt(run, number, files)
+    supervise(run)
+    return Story(run, START + 30)
+
+
 STORIES: dict[str, Callable[[Path], Story]] = {
     "running": _running,
     "restarting": _restarting,
@@ -119,6 +151,7 @@ STORIES: dict[str, Callable[[Path], Story]] = {
     "interrupted": _interrupted,
     "created": _created,
     "large": _large,
+    "degraded": _degraded,
 }
 
 

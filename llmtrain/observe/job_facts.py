@@ -1,0 +1,101 @@
+"""What views need to know of a run besides its events: the job, the plan's promise, the nodes lost."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from math import ceil, prod
+from pathlib import Path
+from typing import Any
+
+from llmtrain.errors import RunError
+from llmtrain.parallel_dims import AXES
+from llmtrain.run.layout import RunDir
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobFacts:
+    """What a view needs of `job.json`; read leniently, so that a run of a newer version can be looked at."""
+
+    recipe: str = ""
+    cluster: str = ""
+    backend: str = ""
+    steps: int | None = None
+    layout: Mapping[str, Any] = field(default_factory=dict)
+    global_batch: int | None = None
+    sequence: int | None = None
+    created: float | None = None
+    lost_nodes: tuple[str, ...] = ()
+    """Distinct nodes lost so far, from record.json."""
+    planned_step_seconds: float | None = None
+    """What the plan predicted for its layout, from plan.json."""
+    nodes_lost_allowed: int | None = None
+    """More lost nodes end the run."""
+
+    @property
+    def world_size(self) -> int | None:
+        """Ranks of the planned layout; None when the job file does not tell."""
+        degrees = [self.layout.get(axis) for axis in AXES]
+        return prod(degree for degree in degrees if isinstance(degree, int)) if any(degrees) else None
+
+
+def read_job_facts(run: RunDir) -> JobFacts:
+    """What views need of `job.json`. Raises RunError when it cannot be read at all."""
+    try:
+        raw = json.loads(run.job_json.read_text(encoding="utf-8"))
+        created = run.job_json.stat().st_mtime
+    except (OSError, ValueError) as error:
+        raise RunError(f"job.json cannot be read: {error}", where=str(run.job_json)) from error
+    recipe, cluster = _at(raw, "spec", "recipe"), _at(raw, "spec", "cluster")
+    return JobFacts(
+        recipe=_typed(_at(recipe, "name"), str) or "",
+        cluster=_typed(_at(cluster, "name"), str) or "",
+        backend=_typed(_at(cluster, "backend", "kind"), str) or "",
+        steps=_typed(_at(recipe, "train", "steps"), int),
+        layout=_typed(_at(raw, "layout"), dict) or {},
+        global_batch=_typed(_at(recipe, "batch", "global"), int),
+        sequence=_typed(_at(recipe, "model", "sequence"), int),
+        created=created,
+        lost_nodes=_lost_nodes(run),
+        planned_step_seconds=_planned_step_seconds(run),
+        nodes_lost_allowed=_nodes_lost_allowed(recipe, cluster),
+    )
+
+
+def _lost_nodes(run: RunDir) -> tuple[str, ...]:
+    lost = _at(_read_object(run.record_json), "lost_nodes")
+    return tuple(map(str, lost)) if isinstance(lost, list) else ()
+
+
+def _planned_step_seconds(run: RunDir) -> float | None:
+    """Of the best plan, which is the one that was launched."""
+    plans = _at(_read_object(run.plan_json), "plans")
+    best = plans[0] if isinstance(plans, list) and plans else None
+    seconds = _at(best, "predicted", "step_seconds")
+    return float(seconds) if isinstance(seconds, int | float) else None
+
+
+def _read_object(path: Path) -> Any:
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+
+
+def _nodes_lost_allowed(recipe: Any, cluster: Any) -> int | None:
+    """The plan's rule: at least ceil((1 - budget) x nodes) stay."""
+    nodes, budget = _at(cluster, "nodes"), _at(recipe, "faults", "node_loss_budget")
+    if type(nodes) is not int or not isinstance(budget, int | float):
+        return None
+    return nodes - ceil((1 - budget) * nodes - 1e-9)
+
+
+def _at(value: Any, *keys: str) -> Any:
+    for key in keys:
+        value = value.get(key) if isinstance(value, dict) else None
+    return value
+
+
+def _typed(value: Any, kind: type) -> Any:
+    return value if type(value) is kind else None
