@@ -221,7 +221,10 @@ class AttemptRunner:
             for index, report in self._reports.nodes.items()
             if (report.gone is None or report.gone.left) and report.name not in self._unreachable
         ]
-        self._sweep(unclean)
+        # An agent that nobody saw end, on a node that cannot be reached either: the node is lost.
+        vanished = [node for node in unclean if self._fleet.exit_code(self._plan.nodes.index(node)) is None]
+        unreachable = self._sweep(unclean)
+        self._unreachable += [node.name for node in vanished if node.name in unreachable]
 
     def _stop_as_asked(self) -> None:
         """Ask the ranks to save and leave; a stronger wish that comes meanwhile hastens them."""
@@ -239,10 +242,13 @@ class AttemptRunner:
     def _all_gone(self) -> bool:
         return all(report.gone or report.closed for report in self._reports.nodes.values())
 
-    def _sweep(self, nodes: Sequence[Node]) -> None:
-        words = sweep_nodes(self._run_dir, self._backend, nodes, older_than=self._plan.number + 1, grace=0.0)
-        for name, word in words.items():
+    def _sweep(self, nodes: Sequence[Node]) -> set[str]:
+        """End what is left on nodes; names of those that cannot be reached."""
+        older_than = self._plan.number + 1
+        swept, failed = sweep_nodes(self._run_dir, self._backend, nodes, older_than=older_than, grace=0.0)
+        for name, word in {**swept, **failed}.items():
             self._writer.emit(Notice(message=f"{name}: {word}", level="warning"))
+        return set(failed)
 
     def _emit_finding(self, finding: Finding) -> None:
         self._writer.emit(

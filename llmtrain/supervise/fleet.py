@@ -89,9 +89,9 @@ class Fleet:
 
 def sweep_nodes(
     run: RunDir, backend: Backend, nodes: Sequence[Node], *, older_than: int, grace: float
-) -> dict[str, str]:
+) -> tuple[dict[str, str], dict[str, str]]:
     """End what earlier attempts left on the nodes, after up to `grace` seconds in which it may leave by
-    itself. Returns node name -> what was swept, or why it could not be."""
+    itself. Returns node name -> what was swept, and node name -> why the node could not be reached."""
     unique = list({node.address: node for node in nodes}.values())
     words: dict[str, str] = {}
 
@@ -105,8 +105,8 @@ def sweep_nodes(
             transport.close()
 
     failed = _for_all(unique, sweep_one)
-    words.update({node.name: f"could not be swept: {why}" for node, why in failed.items()})
-    return {name: word for name, word in words.items() if word}
+    swept = {name: word for name, word in words.items() if word}
+    return swept, {node.name: f"could not be swept: {why}" for node, why in failed.items()}
 
 
 def wait_until(done: Callable[[], bool], seconds: float, pump: Callable[[float], None]) -> bool:

@@ -68,14 +68,14 @@ class Supervisor:
         for attempt in unfinished:
             self._save(self._record.with_attempt(replace(attempt, outcome="abandoned", ended=time.time())))
         if numbers:
-            words = sweep_nodes(
+            swept, unreachable = sweep_nodes(
                 self._run_dir,
                 self._backend,
                 self._nodes,
                 older_than=numbers[-1] + 1,
                 grace=self._limits.save if unfinished else 0.0,
             )
-            for name, word in words.items():
+            for name, word in {**swept, **unreachable}.items():
                 sys.stderr.write(f"{name}: {word}\n")
         self._save(replace(self._record, stage="running", exit_status=None, message="", stop_requested=False))
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import getpass
 import io
+import subprocess
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from glob import glob
 from pathlib import Path
 from typing import Any
@@ -18,6 +20,8 @@ SYSTEM_CONFIG = Path("/etc/ssh/ssh_config")
 USER_KNOWN_HOSTS = ("~/.ssh/known_hosts", "~/.ssh/known_hosts2")
 SYSTEM_KNOWN_HOSTS = ("/etc/ssh/ssh_known_hosts", "/etc/ssh/ssh_known_hosts2")
 DEFAULT_KEYS = ("~/.ssh/id_ed25519", "~/.ssh/id_ecdsa", "~/.ssh/id_rsa")
+MATCH_SECONDS = 10.0
+"""Longest a command of `Match exec` may take; one that does not end does not match."""
 INCLUDE_DEPTH = 16
 """As deep as OpenSSH follows includes."""
 
@@ -93,7 +97,10 @@ class OpenSshConfig:
         )
         other = OpenSshConfig.__new__(OpenSshConfig)
         other.options, other._parsed = plain, self._parsed
-        return other.settings(Host(name=name, user=user, port=int(port) if port.isdigit() else None))
+        found = other.settings(Host(name=name, user=user, port=int(port) if port.isdigit() else None))
+        # `Host *` with a ProxyJump is meant for everything behind the jump host.
+        own = any(hop.rpartition("@")[2].partition(":")[0] == name for hop in found.jumps)
+        return replace(found, jumps=()) if own else found
 
     def _lookup(self, name: str) -> dict[str, Any]:
         import paramiko
@@ -104,7 +111,7 @@ class OpenSshConfig:
             raise TransportError(
                 f"{name}: the SSH configuration cannot be used: {error}",
                 where=self.options.config_file,
-                hint="`Match exec` is not supported; a `Host` block can say the same",
+                hint="`ssh -G` shows what OpenSSH makes of it",
             ) from error
         return found
 
@@ -113,9 +120,32 @@ class OpenSshConfig:
         return tuple(Path(key).expanduser() for key in [*own, *found.get("identityfile", [])])
 
 
+class _MatchExec:
+    """Runs the commands of `Match exec` for paramiko, whose own way needs a further package and reads our
+    standard input meanwhile."""
+
+    ok = False
+
+    def run(self, command: str, **options: object) -> _MatchExec:
+        """Whether a command of the user's configuration succeeds; it is a shell line there too."""
+        result = _MatchExec()
+        with suppress(OSError, subprocess.TimeoutExpired):
+            done = subprocess.run(
+                ["/bin/sh", "-c", command],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                timeout=MATCH_SECONDS,
+                check=False,
+            )
+            result.ok = done.returncode == 0
+        return result
+
+
 def _parse(user_config: str) -> Any:
     import paramiko
 
+    setattr(paramiko.config, "invoke", _MatchExec())  # noqa: B010 - not among its declared names
     config = paramiko.SSHConfig()
     user = Path(user_config).expanduser()
     chosen = user_config != USER_CONFIG
