@@ -70,6 +70,10 @@ def build_parts(
     check_supported(recipe, layout)
     prepare_numerics(device, recipe.precision.mode)
     groups = build_groups(layout.dims, rank)
+    if device.is_host_memory:
+        width = recipe.model.hidden * COMPUTE_TYPES[recipe.precision.mode].itemsize
+        groups.tp.use_shared_memory(layout.micro_batch * recipe.model.sequence * width)
+        groups.world.use_shared_memory(1024)  # for what all ranks agree on
     stages = build_stages(recipe.model, layout, groups)
     buckets = build_memory(stages, groups, layout, recipe, device)
     optimizer = ShardedAdamW(recipe.optimizer, buckets, fused=device.fused_adamw)

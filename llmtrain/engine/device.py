@@ -30,6 +30,11 @@ class Device:
         return self.torch_device.type == "cuda"
 
     @property
+    def is_host_memory(self) -> bool:
+        """Whether tensors lie in host memory, where ranks of one host can share them."""
+        return not self.is_cuda
+
+    @property
     def fused_adamw(self) -> bool:
         """Whether torch has a fused AdamW for this device."""
         return self.torch_device.type in ("cpu", "cuda")

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Sequence
 from pathlib import Path
 
-import torch
-
 from llmtrain.engine.build import Parts
+from llmtrain.engine.checkpoint.choose import choose_checkpoint
 from llmtrain.engine.checkpoint.load import load_pieces
 from llmtrain.engine.checkpoint.pieces import Ranks
 from llmtrain.engine.checkpoint.save import save_checkpoint
-from llmtrain.engine.parallel.groups import Group
-from llmtrain.engine.state import Progress, checkpoint_info, progress_of, recipe_digest, state_pieces
-from llmtrain.errors import CheckpointError, LlmtrainError
-from llmtrain.run.checkpoints import Checkpoint, ever_committed, newest_valid, prune, read_manifest
+from llmtrain.engine.state import Progress, checkpoint_info, progress_of, state_pieces
+from llmtrain.errors import CheckpointError
+from llmtrain.run.checkpoints import (
+    Checkpoint,
+    ever_committed,
+    kept_for_ever,
+    prune,
+    read_manifest,
+)
 
 
 class CheckpointFolder:
@@ -26,7 +28,7 @@ class CheckpointFolder:
         self._root, self._run_id, self._parts, self._writer = root, run_id, parts, writer
         world = parts.groups.world
         device = parts.device.torch_device
-        self._ranks = Ranks(world.index, world.size, lambda text: exchange(world, device, text))
+        self._ranks = Ranks(world.index, world.size, lambda text: world.exchange(text, device))
 
     def save(self, progress: Progress) -> Checkpoint:
         """Save and commit the state, then delete what is older than the recipe keeps; raises
@@ -40,7 +42,8 @@ class CheckpointFolder:
             writer=self._writer,
         )
         if self._ranks.rank == 0:
-            prune(self._root, parts.recipe.checkpoint.keep)
+            kept = parts.recipe.checkpoint
+            prune(self._root, kept.keep, protect=kept_for_ever(kept.keep_every_steps))
         return committed
 
     def bytes_of(self, checkpoint: Checkpoint) -> int:
@@ -68,39 +71,17 @@ class CheckpointFolder:
         return progress, name, reason
 
     def _choose(self, restore: str) -> tuple[str, str]:
-        """Rank 0 chooses, for a checkpoint that is damaged while others look must not part the ranks."""
-        answer = ["", "", ""]
-        if self._ranks.rank == 0:
-            try:
-                answer = ["", *self._look(restore)]
-            except LlmtrainError as error:
-                answer = [error.text(), "", ""]
-        error_text, name, reason = json.loads(self._ranks.exchange(json.dumps(answer))[0])
-        if error_text:
-            raise CheckpointError(error_text)
-        return name, reason
+        """Name of the checkpoint to load, "" for none, and why; the same on all ranks.
 
-    def _look(self, restore: str) -> tuple[str, str]:
+        Model, seed and data cursor are compared when it is loaded. The recipe's digest is not: a longer
+        training or a new version's new keys must not orphan a run's checkpoints.
+        """
         if restore == "fresh":
-            if ever_committed(self._root):
+            found = ever_committed(self._root) if self._ranks.rank == 0 else False
+            if self._ranks.exchange(str(found))[0] == str(True):
                 raise CheckpointError(
                     "the attempt is to start fresh, but the run has checkpoints", where=str(self._root)
                 )
             return "", "first attempt"
-        digest = recipe_digest(self._parts.recipe)
-        selection = newest_valid(self._root, run_id=self._run_id, recipe_digest=digest)
-        if selection.checkpoint is None:
-            return "", "the run has not committed a checkpoint yet"
-        return selection.checkpoint.name, selection.reason
-
-
-def exchange(world: Group, device: torch.device, text: str) -> Sequence[str]:
-    """Gather one text from every rank, in rank order; a barrier."""
-    if world.size == 1:
-        return [text]
-    content = text.encode()
-    lengths = world.all_gather(torch.tensor([len(content)], device=device)).tolist()
-    padded = content.ljust(max(lengths), b" ")
-    row = torch.frombuffer(bytearray(padded), dtype=torch.uint8).to(device)
-    rows = world.all_gather(row.unsqueeze(0)).cpu()
-    return [bytes(rows[rank, : lengths[rank]].tolist()).decode() for rank in range(world.size)]
+        name, reason = choose_checkpoint(self._root, self._ranks, run_id=self._run_id)
+        return name, reason if name else "the run has not committed a checkpoint yet"

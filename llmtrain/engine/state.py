@@ -83,10 +83,12 @@ def progress_of(info: CheckpointInfo, recipe: Recipe) -> Progress:
         raise CheckpointError(f"has seed {info.extra.get('seed')!r}, this run {recipe.train.seed}")
     model = to_json(recipe.model)
     saved = info.extra.get("model") or {}
-    changed = [name for name, value in model.items() if saved.get(name) != value]
+    changed = [name for name, value in model.items() if name in saved and saved[name] != value]
     if changed:
         raise CheckpointError(f"is of another model: {', '.join(changed)} differ")
     expected = info.step * recipe.batch.global_size
     if info.consumed_samples != expected:
-        raise CheckpointError(f"consumed {info.consumed_samples} samples in {info.step} steps, not {expected}")
+        raise CheckpointError(
+            f"consumed {info.consumed_samples} samples in {info.step} steps, not {expected}"
+        )
     return Progress(info.step, info.consumed_samples, float(info.extra.get("learning_rate", 0.0)))

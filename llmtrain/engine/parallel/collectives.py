@@ -4,8 +4,8 @@ Shapes: s sequence, b micro-batch, h hidden, o output rows on this rank, i input
 vocabulary rows on this rank, t = s x b tokens, n tensor-parallel degree. Activations are [s, b, h], or
 [s/n, b, h] between layers under sequence parallelism. Column and row splits as in Shoeybi et al. 2019
 (Megatron-LM), sequence parallelism as in Korthikanti et al. 2022: a layer needs two collectives forward and
-two backward; under sequence parallelism each of them is a reduce-scatter and its all-gather, and the inputs of
-the column-split layers, kept in parts, are gathered once more in the backward pass.
+two backward; under sequence parallelism each of them is a reduce-scatter and its all-gather, and the inputs
+of the column-split layers, kept in parts, are gathered once more in the backward pass.
 """
 
 from __future__ import annotations

@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import time
 from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
+from llmtrain.engine.parallel.shared_memory import SharedMemory, open_shared_memory
 from llmtrain.parallel_dims import Coordinate, ParallelDims
 
 # The newer names exist from torch 2.13 on, where the older ones warn on every call.
@@ -41,17 +43,22 @@ class Traffic:
 class Pending:
     """A collective under way; `wait` returns when its result may be used."""
 
-    __slots__ = ("_finish", "_traffic", "_work")
+    __slots__ = ("_arrive", "_finish", "_traffic")
 
-    def __init__(self, traffic: Traffic | None = None, work: Any = None, finish: Any = None) -> None:
-        self._traffic, self._work, self._finish = traffic, work, finish
+    def __init__(
+        self,
+        traffic: Traffic | None = None,
+        arrive: Callable[[], Any] | None = None,
+        finish: Callable[[], None] | None = None,
+    ) -> None:
+        self._traffic, self._arrive, self._finish = traffic, arrive, finish
 
     def wait(self) -> None:
         """Wait, and run what the collective left to be done on this rank. Idempotent."""
-        if self._work is not None and self._traffic is not None:
+        if self._arrive is not None and self._traffic is not None:
             started = time.perf_counter()
-            self._work.wait()
-            self._work = None
+            self._arrive()
+            self._arrive = None
             self._traffic.seconds += time.perf_counter() - started
         if self._finish is not None:
             self._finish()
@@ -73,6 +80,7 @@ class Group:
         self.size = len(ranks)
         self.handle = handle
         self.traffic = Traffic()
+        self._local: SharedMemory | None = None
         # gloo adds BF16 numbers one by one; a gather and one vectorised addition moves as much and costs a
         # third.
         self._gathers_small = handle is not None and handle.name() == "gloo" and self.size <= 4
@@ -86,10 +94,13 @@ class Group:
         """Begin to sum a contiguous tensor over the group, in place."""
         if self.size == 1:
             return DONE
+        if self._local is not None and self._local.fits(tensor):
+            self._count("all_reduce", tensor)
+            return Pending(self.traffic, self._local.start_all_reduce(tensor))
         if self._gathers_small and tensor.dtype == torch.bfloat16:
             return self._start_gather_and_add(tensor)
         self._count("all_reduce", tensor)
-        return Pending(self.traffic, dist.all_reduce(tensor, group=self.handle, async_op=True))
+        return Pending(self.traffic, dist.all_reduce(tensor, group=self.handle, async_op=True).wait)
 
     def all_gather(self, tensor: torch.Tensor) -> torch.Tensor:
         """Concatenate the members' equally shaped tensors along the first dimension."""
@@ -107,7 +118,10 @@ class Group:
                 full.copy_(part)
             return DONE
         self._count("all_gather", full)
-        return Pending(self.traffic, _all_gather(full, part.contiguous(), group=self.handle, async_op=True))
+        if self._local is not None and self._local.fits(part):
+            return Pending(self.traffic, self._local.start_all_gather(full, part))
+        work = _all_gather(full, part.contiguous(), group=self.handle, async_op=True)
+        return Pending(self.traffic, work.wait)
 
     def reduce_scatter(self, tensor: torch.Tensor) -> torch.Tensor:
         """Sum a tensor over the group; keep this member's part of the first dimension."""
@@ -124,7 +138,9 @@ class Group:
                 part.copy_(full)
             return DONE
         self._count("reduce_scatter", full)
-        return Pending(self.traffic, _reduce_scatter(part, full, group=self.handle, async_op=True))
+        if self._local is not None and self._local.fits(full):
+            return Pending(self.traffic, self._local.start_reduce_scatter(part, full))
+        return Pending(self.traffic, _reduce_scatter(part, full, group=self.handle, async_op=True).wait)
 
     def _start_gather_and_add(self, tensor: torch.Tensor) -> Pending:
         self._count("all_reduce", tensor)
@@ -137,7 +153,24 @@ class Group:
             for part in parts[2:]:
                 tensor.add_(part)
 
-        return Pending(self.traffic, work, add)
+        return Pending(self.traffic, work.wait, add)
+
+    def use_shared_memory(self, slot_bytes: int) -> None:
+        """From now on, let tensors of up to `slot_bytes` go through the host's shared memory, if all
+        members are on one host and it has enough. For tensors on a CPU; every member must call it."""
+        if self.size > 1:
+            self._local = open_shared_memory(self.index, self.size, slot_bytes, self.exchange)
+
+    def exchange(self, text: str, device: torch.device | None = None) -> Sequence[str]:
+        """Gather one text from every member, in rank order; a barrier. `device` is where the group's
+        tensors lie."""
+        if self.size == 1:
+            return [text]
+        content = text.encode()
+        lengths = self.all_gather(torch.tensor([len(content)], device=device)).tolist()
+        row = torch.frombuffer(bytearray(content.ljust(max(lengths) + 1)), dtype=torch.uint8).to(device)
+        rows = self.all_gather(row.unsqueeze(0)).cpu()
+        return [bytes(rows[member, : lengths[member]].tolist()).decode() for member in range(self.size)]
 
     def _count(self, name: str, tensor: torch.Tensor) -> None:
         self.traffic.calls[name] += 1
