@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from llmtrain.cli import console
 from llmtrain.cli.options import ClusterName, Json, Overrides, RecipeName
+
+if TYPE_CHECKING:
+    from llmtrain.config.job import JobSpec
+    from llmtrain.plan.plan import Candidate, Plan
 
 
 def register(app: typer.Typer) -> None:
@@ -26,6 +30,17 @@ def _plan(
         typer.Option(metavar="dp=8,tp=8,...", help="Evaluate this one layout instead of searching."),
     ] = None,
     top: Annotated[int, typer.Option(metavar="K", min=1, max=1000, help="How many plans to show.")] = 5,
+    why: Annotated[
+        bool,
+        typer.Option("--why", help="Explain: the step as a sum, the runner-up, what was refused and why."),
+    ] = False,
+    what_if: Annotated[
+        str | None,
+        typer.Option(metavar="'K=V ...'", help="Compare with changed settings, e.g. 'nodes=30 micro=2'."),
+    ] = None,
+    against: Annotated[
+        str | None, typer.Option(metavar="dp=8,tp=8,...", help="Compare plan 1 with this layout.")
+    ] = None,
     overrides: Overrides = None,
     as_json: Json = False,
 ) -> None:
@@ -35,16 +50,52 @@ def _plan(
     """
     from llmtrain.config.job import resolve
     from llmtrain.config.layout_text import parse_layout
-    from llmtrain.plan.document import plan_document
+    from llmtrain.plan.document import candidate_document, plan_document
     from llmtrain.plan.make import make_plan
 
     spec = resolve(recipe, cluster, overrides or [])
     chosen = parse_layout(layout, spec.recipe) if layout is not None else None
     plan = make_plan(spec, layout=chosen, nodes=nodes, top=top)
+    others = _others(recipe, cluster, overrides or [], what_if=what_if, against=against)
     if as_json:
-        console.emit_json(plan_document(plan))
+        document = plan_document(plan)
+        if others:
+            document["compared"] = [candidate_document(other) for _, other in others]
+        console.emit_json(document)
     else:
         from llmtrain.cli.plan_text import plan_text
+        from llmtrain.cli.plan_why import comparison_text
 
         console.emit(plan_text(spec, plan, nodes or spec.cluster.nodes))
+        if why:
+            console.emit("\n" + _why(spec, plan))
+        for name, other in others:
+            console.emit("\n" + comparison_text(plan.plans[0], other, ("plan 1", name)))
     console.say_problems(plan.problems, word="warning")
+
+
+def _why(spec: JobSpec, plan: Plan) -> str:
+    from llmtrain.cli.plan_why import why_text
+    from llmtrain.plan.compare import plain_settings
+    from llmtrain.plan.make import make_evaluator
+
+    return why_text(plan, plain_settings(make_evaluator(spec), plan.plans[0]))
+
+
+def _others(
+    recipe: str, cluster: str, overrides: list[str], *, what_if: str | None, against: str | None
+) -> list[tuple[str, Candidate]]:
+    """Candidates to compare plan 1 with, and their names."""
+    from llmtrain.config.job import resolve
+    from llmtrain.config.layout_text import parse_layout
+    from llmtrain.plan.make import make_plan
+    from llmtrain.plan.what_if import what_if_overrides
+
+    found = []
+    if what_if is not None:
+        changed = resolve(recipe, cluster, [*overrides, *what_if_overrides(what_if)])
+        found.append((what_if, make_plan(changed).plans[0]))
+    if against is not None:
+        spec = resolve(recipe, cluster, overrides)
+        found.append((against, make_plan(spec, layout=parse_layout(against, spec.recipe)).plans[0]))
+    return found

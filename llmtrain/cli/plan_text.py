@@ -21,6 +21,12 @@ def plan_text(spec: JobSpec, plan: Plan, nodes: int) -> str:
     blocks = [_title(spec, plan, nodes), _plans(plan), _best(spec, plan.plans[0])]
     if len(plan.ladder) > 1:
         blocks.append(_ladder(plan))
+    from llmtrain.cli.plan_why import proposals_text, reliability_text
+
+    if spec.cluster.nodes > 1:
+        blocks.append(reliability_text(plan))
+    if plan.proposals:
+        blocks.append(proposals_text(plan))
     return "\n\n".join(blocks)
 
 

@@ -1,8 +1,8 @@
 """Fit a profile's constants to measured steps of its own cluster.
 
 A few steps cannot settle seven constants, so each stays near the hardware table unless the measurements say
-otherwise: the fit finds the most probable logarithms of the factors, with normal priors of the widths below and
-heavy-tailed errors of the measurements. Iterated Gauss-Newton; no dependency.
+otherwise: the fit finds the most probable logarithms of the factors, with normal priors of the widths below
+and heavy-tailed errors of the measurements. Iterated Gauss-Newton; no dependency.
 """
 
 from __future__ import annotations

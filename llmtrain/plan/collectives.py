@@ -1,4 +1,4 @@
-"""Seconds of collective operations: rings in a node, and rings over nodes whose members share the nodes' ports.
+"""Seconds of collective operations: rings in a node, and rings over nodes that share the nodes' ports.
 
 A ring moves 2(n-1)/n of the bytes for an all-reduce and half of that for a reduce-scatter or an all-gather
 (of the whole tensor), in as many steps; each step costs a hop. Rank order is tensor parallel first, so that

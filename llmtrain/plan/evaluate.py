@@ -21,7 +21,7 @@ class Evaluator:
 
     def __init__(self, work: Workload, machine: Machine, error: float = 0.0) -> None:
         """`error` is the half-width of the band around predicted steps, as a share."""
-        self._error = error
+        self.error = error
         self.work = work
         self.machine = machine
         self.timer = BlockTimer(work, machine)
@@ -77,7 +77,7 @@ class Evaluator:
             memory=memory,
             train_days=days,
             gpu_hours=days * 24.0 * world,
-            error=self._error,
+            error=self.error,
         )
 
 

@@ -67,7 +67,7 @@ def make_plan(
         refused=_groups(found.refused),
         evaluated=found.evaluated,
         reliability=failures,
-        proposals=tuple(proposals(spec.recipe, evaluator.machine, features)),
+        proposals=tuple(proposals(spec.recipe, evaluator.machine, features, evaluator.error)),
     )
 
 

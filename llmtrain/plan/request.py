@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from math import ceil
 
 from llmtrain.config.layout import Layout
 from llmtrain.config.recipe import BatchConfig, ParallelConfig, Recipe, RequestConfig
@@ -56,7 +57,7 @@ def _bubble(request: RequestConfig, layers: int) -> Iterator[Problem]:
     work = fill * (1.0 - most) / most  # v x m that brings the idle share down to the limit
     chunks = [v for v in range(2, layers // request.pp + 1) if layers % (v * request.pp) == 0]
     enough = next((v for v in chunks if v * request.accumulation >= work), None)
-    needed = int(-(-work // 1))
+    needed = ceil(round(work, 9))
     interleaved = (
         f"vpp to {enough} ({_percent(fill / (enough * request.accumulation + fill))}), or " if enough else ""
     )
@@ -107,40 +108,33 @@ def _evaluator(recipe: Recipe, request: RequestConfig, machine: Machine) -> Eval
     return Evaluator(make_workload(replace(recipe, batch=BatchConfig(global_size=product))), machine)
 
 
-def proposals(recipe: Recipe, machine: Machine, features: EngineFeatures) -> Iterator[Proposal]:
-    """Yield the nearest plans that work: the same degrees at both readings of the batch, and a better
-    layout.
+def proposals(recipe: Recipe, machine: Machine, features: EngineFeatures, error: float) -> Iterator[Proposal]:
+    """Yield the nearest plans that work: the same degrees at both readings of the batch, and a better layout.
+
+    `error` is the half-width of the band around predicted steps.
     """
     request = recipe.request
     if request is None:
         return
     product = request.dp * request.micro * request.accumulation
     degrees = ParallelConfig(dp=request.dp, tp=request.tp, pp=request.pp)
-    near = _best(recipe, machine, features, degrees, batch=product, bubble=request.bubble)
+
+    def find(parallel: ParallelConfig, batch: int) -> Candidate | None:
+        relaxed = replace(recipe, parallel=parallel, batch=BatchConfig(global_size=batch))
+        evaluator = Evaluator(make_workload(relaxed), machine, error)
+        found = Search(evaluator, relaxed, features).run(machine.nodes)
+        return next((c for c in found.candidates if c.predicted.bubble_ratio <= request.bubble), None)
+
+    near = find(degrees, product)
     if near is not None:
         yield Proposal(title=f"same degrees, {product} sequences", candidate=near)
-    free = _best(recipe, machine, features, ParallelConfig(), batch=product, bubble=request.bubble)
+    free = find(ParallelConfig(), product)
     if free is not None and (near is None or _seconds(free) < (1.0 - TIE) * _seconds(near)):
         yield Proposal(title=f"other degrees, {product} sequences", candidate=free)
     if request.global_size not in (product, 0):
-        large = _best(recipe, machine, features, degrees, batch=request.global_size, bubble=request.bubble)
+        large = find(degrees, request.global_size)
         if large is not None:
             yield Proposal(title=f"same degrees, {request.global_size} sequences", candidate=large)
-
-
-def _best(
-    recipe: Recipe,
-    machine: Machine,
-    features: EngineFeatures,
-    parallel: ParallelConfig,
-    *,
-    batch: int,
-    bubble: float,
-) -> Candidate | None:
-    relaxed = replace(recipe, parallel=parallel, batch=BatchConfig(global_size=batch))
-    evaluator = Evaluator(make_workload(relaxed), machine)
-    found = Search(evaluator, relaxed, features).run(machine.nodes)
-    return next((c for c in found.candidates if c.predicted.bubble_ratio <= bubble), None)
 
 
 def _seconds(candidate: Candidate) -> float:
