@@ -25,6 +25,7 @@ COMMANDS = (
     "status",
     "logs",
     "stop",
+    "report",
     "metrics",
     "dashboards",
     "doctor",

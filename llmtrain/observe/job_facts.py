@@ -99,3 +99,15 @@ def _at(value: Any, *keys: str) -> Any:
 
 def _typed(value: Any, kind: type) -> Any:
     return value if type(value) is kind else None
+
+
+def read_ladder(run: RunDir) -> list[tuple[int, dict[str, Any], float | None]]:
+    """Rungs of the plan: nodes left, layout (empty: nothing fits), predicted seconds a step."""
+    rungs = _at(_read_object(run.plan_json), "ladder")
+    found = []
+    for rung in rungs if isinstance(rungs, list) else []:
+        nodes, seconds = _at(rung, "nodes"), _at(rung, "predicted", "step_seconds")
+        if type(nodes) is int:
+            layout = _typed(_at(rung, "layout"), dict) or {}
+            found.append((nodes, layout, float(seconds) if isinstance(seconds, int | float) else None))
+    return found

@@ -1,0 +1,43 @@
+"""`llmtrain report`: a run as one HTML page."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from llmtrain.cli import console
+from llmtrain.cli.status import Runs
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command("report")(_report)
+
+
+def _report(
+    run: Annotated[
+        str, typer.Argument(metavar="RUN", help="Run id, its beginning, or the path of a run directory.")
+    ],
+    out: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Where to write; default: RUN-ID.html.", show_default=False),
+    ] = None,
+    whole: Annotated[bool, typer.Option("--whole", help="Read every event, however many.")] = False,
+    runs: Runs = Path("runs"),
+) -> None:
+    """Write a run as one HTML page with plots that needs no network."""
+    from llmtrain.errors import UsageError
+    from llmtrain.observe.report import report_page
+    from llmtrain.observe.run_reader import read_view
+    from llmtrain.run.atomic import write_atomic
+    from llmtrain.run.find import find_run
+
+    found = find_run(run, runs)
+    path = out or Path(f"{found.run_id}.html")
+    try:
+        write_atomic(path, report_page(read_view(found, whole=whole)))
+    except OSError as error:
+        raise UsageError(f"cannot write {path}: {error.strerror}", where="--out") from error
+    console.say(f"wrote {path}")
