@@ -146,7 +146,7 @@ class RankEnded(Message):
     asked: bool = False
     """Whether it had been asked to leave before."""
     killed: bool = False
-    """Whether the agent killed it."""
+    """Whether the agent killed it, or it died with its torchrun."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

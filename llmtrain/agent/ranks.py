@@ -37,7 +37,8 @@ class RankProcess:
     rank: int
     pid: int
     pidfd: int | None
-    """None where the kernel has no pidfds; the process is then looked at every tick."""
+    """None where the kernel has no pidfds; the process is then looked at every tick. Stays open until the
+    agent leaves: the agent's selector knows it by its number."""
     asked: bool = False
     """Whether it was asked to leave."""
 
@@ -60,7 +61,7 @@ class Ranks:
             if child.pid in self.known or (rank := _rank_of(child)) is None:
                 continue
             self.known.add(child.pid)
-            process = RankProcess(rank=rank, pid=child.pid, pidfd=_pidfd(child.pid))
+            process = RankProcess(rank=rank, pid=child.pid, pidfd=open_pidfd(child.pid))
             self.alive[child.pid] = process
             yield process
 
@@ -72,8 +73,6 @@ class Ranks:
                 continue
             del self.alive[process.pid]
             yield process, _exit_code(process, status)
-            if process.pidfd is not None:
-                os.close(process.pidfd)
 
     def ask_to_leave(self) -> None:
         """SIGTERM to every rank that was not asked yet."""
@@ -142,7 +141,8 @@ def _rank_of(child: psutil.Process) -> int | None:
         return None
 
 
-def _pidfd(pid: int) -> int | None:
+def open_pidfd(pid: int) -> int | None:
+    """A descriptor that becomes readable when a process ends; None where there is none to be had."""
     try:
         return os.pidfd_open(pid)
     except (OSError, AttributeError):

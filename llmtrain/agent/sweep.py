@@ -53,7 +53,7 @@ def sweep(run: Path, *, older_than: int | None = None, grace: float = 0.0) -> Sw
     first = found = leftovers(run, older_than)
     while found and time.monotonic() < deadline:
         time.sleep(0.1)
-        found = [process for process in found if _runs(process)] or leftovers(run, older_than)
+        found = [process for process in found if is_running(process)] or leftovers(run, older_than)
     killed = kill_all(found)
     remaining = tuple(process.pid for process in leftovers(run, older_than))
     return Swept(
@@ -71,12 +71,13 @@ def kill_all(processes: Iterable[psutil.Process], seconds: float = KILL_SECONDS)
             process.kill()
             killed.append(process)
     deadline = time.monotonic() + seconds
-    while any(_runs(process) for process in killed) and time.monotonic() < deadline:
+    while any(is_running(process) for process in killed) and time.monotonic() < deadline:
         time.sleep(0.01)
     return tuple(process.pid for process in killed)
 
 
-def _runs(process: psutil.Process) -> bool:
+def is_running(process: psutil.Process) -> bool:
+    """Whether a process exists and is no zombie."""
     try:
         return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
     except psutil.Error:

@@ -181,8 +181,9 @@ class AttemptRunner:
 
     def _pump(self, timeout: float) -> None:
         """Take in what the agents say, for at most so long; ping them and keep the lease, when it is due."""
+        arrived = list(self._fleet.receive(timeout))
         self._forgive_own_pause()
-        for node, message in self._fleet.receive(timeout):
+        for node, message in arrived:
             event = self._reports.observe(node, message, time.monotonic())
             if event is not None:
                 self._state = apply(self._state, event)
