@@ -114,7 +114,8 @@ class OnTerminal:
         for event in events:
             moment = describe(event)
             if moment is not None and moment.level != "info" and event.time >= self._since:
-                console.print(f"{clock(event.time)}  {moment.text}", style=STYLES.get(moment.level, ""))
+                text = f"{clock(event.time)}  {first_line(moment.text)}"
+                console.print(text, style=STYLES.get(moment.level, ""))
         screen = screen_of(console, full=True)
         self._live.update(status_screen(view, screen), refresh=True)
 
@@ -142,7 +143,8 @@ class Plain:
     def _lines(self, view: RunView, event: Event) -> Iterator[str]:
         moment = describe(event)
         if moment is not None:
-            yield moment.text if moment.level == "info" else f"{moment.level}: {moment.text}"
+            head = first_line(moment.text)
+            yield head if moment.level == "info" else f"{moment.level}: {head}"
         match event.payload:
             case StepFinished() as step:
                 if event.time >= self._next_line or step.step == view.state.total_steps:
@@ -171,6 +173,11 @@ def step_line(view: RunView, step: StepFinished) -> str:
     if total and pace is not None and step.step < total:
         parts.append(f"eta {duration_text((total - step.step) * pace)}")
     return "  ".join(parts)
+
+
+def first_line(text: str) -> str:
+    """An error's first line; the rest is in the logs."""
+    return text.partition("\n")[0]
 
 
 def clock(when: float) -> str:
