@@ -56,7 +56,11 @@ class Space:
 
     def _settings(self, pp: int, split: bool) -> Iterator[Knobs]:
         fixed, features = self._fixed, self._features
-        free_sp = [True, False] if features.sequence_parallel and split else [False]
+        # Norms and residuals in parts need less memory and time at equal traffic, but for CPU ranks, whose
+        # every further call costs.
+        free_sp = [True] if features.sequence_parallel and split else [False]
+        if self._machine.is_cpu and split and features.sequence_parallel:
+            free_sp = [False, True]
         zero = _choices(fixed.zero, [z for z in (1, 2, 3) if z in features.zero] or list(features.zero))
         for vpp, schedule in self._schedules(pp):
             for recompute in _choices(fixed.recompute, list(features.recompute)):
