@@ -51,6 +51,8 @@ class JobStatus:
     reason: str = ""
     exit_code: int | None = None
     """Of a job that has ended, where it is known; -n: killed by signal n."""
+    incarnation: str = ""
+    """Which job of a chain, and which start of it, this is about; another one when a run is started again."""
     expected_start: float | None = None
     """Of a job that waits: when the scheduler thinks that it starts; epoch seconds."""
 

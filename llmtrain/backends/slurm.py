@@ -109,7 +109,8 @@ class SlurmBackend:
             self._calls.cancel(job, pending_only=True)
         for row in self._calls.queue(handle.id.split(",")):
             if row.ours == JobState.RUNNING:
-                self._calls.signal_batch(row.id, "TERM")
+                # By its own number: scancel fails, without a word, on a task of an array.
+                self._calls.signal_batch(row.number or row.id, "TERM")
 
     def _refuse_second(self, run: RunDir) -> None:
         submission = read_submission(run)

@@ -74,6 +74,8 @@ class JobRow:
     exit_code: int | None = None
     nodes: str = ""
     """Node list, e.g. `node[1-3]`."""
+    number: str = ""
+    """Id of the task's own, where `id` is that of an array and a task."""
 
     @property
     def ours(self) -> JobState:
@@ -88,6 +90,7 @@ class JobRow:
             raw=self.state,
             reason=self.reason,
             exit_code=self.exit_code if ended else None,
+            incarnation=f"{self.number or self.id}:{self.restarts}",
             expected_start=self.start if self.ours == JobState.PENDING else None,
         )
 
@@ -166,6 +169,7 @@ def _queue_row(row: Mapping[str, str]) -> JobRow:
         restarts=int(restarts) if restarts.isdigit() else 0,
         exit_code=exit_code_of(row.get("exitcode", "")),
         nodes=_word(row.get("nodelist", "")),
+        number=row.get("jobid", ""),
     )
 
 

@@ -7,7 +7,7 @@ import time
 from typing import TYPE_CHECKING
 
 from llmtrain.cli import console
-from llmtrain.cli.job import exit_code_of_job, is_queued_again, wait_in_queue
+from llmtrain.cli.job import exit_code_of_job, is_started_again, wait_in_queue
 from llmtrain.errors import ExitStatus
 
 if TYPE_CHECKING:
@@ -19,21 +19,23 @@ if TYPE_CHECKING:
 def start_and_attach(run: RunDir, job: JobFile, backend: Backend, *, detach: bool, as_json: bool) -> int:
     """Submit a run whose directory is written; returns the exit code of the command."""
     since = time.time()
+    # From here on a stop reaches the run: a Ctrl-C while it is submitted must not leave it going unseen.
+    stops = None if detach else _Stops(run)
     handle = backend.submit(run, job)
-    if detach:
+    if stops is None:
         if as_json:
             console.emit_json({"run": run.run_id, "path": str(run.path), "job": str(handle)})
         else:
             console.say(f"run {run.run_id} goes on by itself ({handle})")
             console.say(f"watch: llmtrain status {run.path} --watch\nstop:  llmtrain stop {run.path}")
         return ExitStatus.DONE
-    code = _attach(run, backend, handle, since)
+    code = _attach(run, backend, handle, since, stops)
     if as_json:
         console.emit_json({"run": run.run_id, "path": str(run.path), "exit_status": code})
     return code
 
 
-def _attach(run: RunDir, backend: Backend, handle: JobHandle, since: float) -> int:
+def _attach(run: RunDir, backend: Backend, handle: JobHandle, since: float, stops: _Stops) -> int:
     from llmtrain.backends.base import JobState
     from llmtrain.observe.progress import follow
     from llmtrain.observe.terminal import make_console
@@ -42,17 +44,22 @@ def _attach(run: RunDir, backend: Backend, handle: JobHandle, since: float) -> i
         return backend.poll(handle).state in (JobState.PENDING, JobState.RUNNING)
 
     console.say(f"run {run.run_id} in {run.path}")
-    stops = _Stops(run)
     while True:
-        if not wait_in_queue(backend, handle, stops.are_wanted):
+        begun = wait_in_queue(backend, handle, stops.are_wanted)
+        if begun is None:
             run.stop_file.unlink(missing_ok=True)
             console.say(f"taken out of the queue; go on with `llmtrain resume {run.path}`")
             return ExitStatus.RESUMABLE
         code = follow(run, console=make_console(stderr=True), since=since, is_alive=is_alive)
-        if code != ExitStatus.RESUMABLE or stops.are_wanted() or not is_queued_again(backend, handle):
+        stopped = time.time()
+        if (
+            code != ExitStatus.RESUMABLE
+            or stops.are_wanted()
+            or not is_started_again(backend, handle, begun.incarnation)
+        ):
             return exit_code_of_job(run, backend.poll(handle), code, since)
-        console.say("the job is queued again and goes on with the run")
-        since = time.time()
+        console.say("the scheduler goes on with the run")
+        since = stopped
 
 
 class _Stops:

@@ -20,21 +20,21 @@ SETTLE_SECONDS = 90.0
 SHOWN_LINES = 10
 
 
-def wait_in_queue(backend: Backend, handle: JobHandle, is_unwanted: Callable[[], bool]) -> bool:
-    """Wait until a job has left the queue, and say why it waits; False when it was taken out as asked."""
+def wait_in_queue(backend: Backend, handle: JobHandle, is_unwanted: Callable[[], bool]) -> JobStatus | None:
+    """Wait until a job has left the queue, and say why it waits; None when it was taken out as asked."""
     from llmtrain.backends.base import JobState
 
     said = ""
     while (status := backend.poll(handle)).state == JobState.PENDING:
         if is_unwanted():
             backend.cancel(handle)
-            return False
+            return None
         words = waiting_text(handle, status)
         if words != said:
             console.say(words)
             said = words
         time.sleep(POLL_SECONDS)
-    return True
+    return status
 
 
 def waiting_text(handle: JobHandle, status: JobStatus) -> str:
@@ -47,17 +47,23 @@ def waiting_text(handle: JobHandle, status: JobStatus) -> str:
     return f"job {handle} waits{reason}{when}"
 
 
-def is_queued_again(backend: Backend, handle: JobHandle) -> bool:
-    """Whether a scheduler goes on with a run that stopped early: its job waits again, or the next of a
-    chain."""
+def is_started_again(backend: Backend, handle: JobHandle, incarnation: str) -> bool:
+    """Whether a scheduler goes on with a run that stopped early: with the same job, or the next of a chain.
+
+    `incarnation` is of the job's start that has just ended.
+    """
     from llmtrain.backends.base import AllocationBackend, JobState
 
     if not isinstance(backend, AllocationBackend):
         return False
     deadline = time.monotonic() + SETTLE_SECONDS
-    while (status := backend.poll(handle)).state == JobState.RUNNING and time.monotonic() < deadline:
+    while True:
+        status = backend.poll(handle)
+        if status.incarnation != incarnation:
+            return True
+        if status.state != JobState.RUNNING or time.monotonic() > deadline:
+            return status.state == JobState.PENDING
         time.sleep(POLL_SECONDS)
-    return status.state == JobState.PENDING
 
 
 def exit_code_of_job(run: RunDir, status: JobStatus, code: int, since: float) -> int:

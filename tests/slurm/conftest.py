@@ -43,7 +43,7 @@ MakeRun = Callable[..., RunDir]
 @pytest.fixture
 def shared() -> Iterator[Path]:
     """A folder that all nodes and all users see; not below pytest's own, which is private."""
-    with tempfile.TemporaryDirectory(prefix="llmtrain-slurm-") as folder:
+    with tempfile.TemporaryDirectory(prefix="llmtrain-slurm-", ignore_cleanup_errors=True) as folder:
         path = Path(folder)
         path.chmod(0o777)
         yield path

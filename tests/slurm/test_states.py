@@ -71,13 +71,13 @@ def test_queue_is_read_by_column_names() -> None:
     assert (running.id, running.state, running.restarts, running.nodes) == ("7", "RUNNING", 2, "node[1-3]")
     assert running.reason == "" and running.start is not None
     assert (waiting.id, waiting.ours, waiting.reason) == ("8_3", JobState.PENDING, "JobArrayTaskLimit")
-    assert waiting.start is None and waiting.nodes == ""
+    assert waiting.start is None and waiting.nodes == "" and waiting.number == "9"
 
 
 def test_columns_may_move_vanish_and_be_new() -> None:
     moved = "NEW|STATE|JOBID|\nx|TIMEOUT|12|\n"
     [row] = queue_rows(moved)
-    assert row == JobRow(id="12", state="TIMEOUT")
+    assert row == JobRow(id="12", state="TIMEOUT", number="12")
     assert queue_rows("") == [] == queue_rows("JOBID|STATE|\n")
     assert queue_rows("slurm_load_jobs error: Unexpected message received\n") == []
 
