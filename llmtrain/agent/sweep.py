@@ -20,6 +20,7 @@ RUN_MARKER = "LLMTRAIN_RUN"
 """Variable that holds the run directory's path."""
 ATTEMPT_MARKER = "LLMTRAIN_ATTEMPT"
 """Variable that holds the attempt's number."""
+AGENT_MODULE = "llmtrain.agent"
 KILL_SECONDS = 5.0
 """Longest wait for killed processes to vanish."""
 
@@ -47,11 +48,11 @@ def leftovers(run: Path, older_than: int | None = None) -> list[psutil.Process]:
 
 
 def sweep(run: Path, *, older_than: int | None = None, grace: float = 0.0) -> Swept:
-    """Wait up to `grace` seconds for leftovers to leave by themselves (an agent without a supervisor lets
-    its ranks save), then kill them and make sure."""
+    """Wait up to `grace` seconds while an agent is among the leftovers, since it lets its ranks save and
+    then ends them; kill what is left, and make sure."""
     deadline = time.monotonic() + grace
     first = found = leftovers(run, older_than)
-    while found and time.monotonic() < deadline:
+    while any(_is_agent(process) for process in found) and time.monotonic() < deadline:
         time.sleep(0.1)
         found = [process for process in found if is_running(process)] or leftovers(run, older_than)
     killed = kill_all(found)
@@ -76,6 +77,13 @@ def kill_all(processes: Iterable[psutil.Process], seconds: float = KILL_SECONDS)
     return tuple(process.pid for process in killed)
 
 
+def _is_agent(process: psutil.Process) -> bool:
+    try:
+        return AGENT_MODULE in process.cmdline() and is_running(process)
+    except psutil.Error:
+        return False
+
+
 def is_running(process: psutil.Process) -> bool:
     """Whether a process exists and is no zombie."""
     try:
@@ -90,7 +98,7 @@ def _attempt_of(process: psutil.Process, run: str) -> int | None:
         if process.status() == psutil.STATUS_ZOMBIE:
             return None
         argv = process.cmdline()
-        if "llmtrain.agent" in argv and _after(argv, "--run-dir") == run:
+        if AGENT_MODULE in argv and _after(argv, "--run-dir") == run:
             return int(_after(argv, "--attempt") or "")
         environment = process.environ()
         return int(environment[ATTEMPT_MARKER]) if environment.get(RUN_MARKER) == run else None

@@ -136,6 +136,25 @@ def test_second_supervisor_waits_for_the_ranks_of_a_killed_one(make: Callable[..
     assert len(old) == 2 and max(old) < new[0]
 
 
+def test_ranks_without_agent_and_supervisor_are_ended_at_once(make: Callable[..., RunDir]) -> None:
+    run = make(steps=40, step_seconds=0.3)
+    supervisor = runs.supervise(run)
+    runs.wait_for(lambda: runs.step_reached(run, 2), what="step 2")
+    agent = runs.agent_pid(run)
+    supervisor.kill()
+    os.kill(agent, signal.SIGKILL)
+    supervisor.wait()
+    orphans = [process for process in leftovers(run.path) if process.pid != agent]
+    assert len(orphans) >= 2
+    (run.path / "behaviour.json").write_text('{"steps": 10}')
+    again = runs.supervise(run)
+    finish(run, again, 0)
+    assert "killed leftovers" in run.supervisor_log.read_text()
+    old = [event.time for event in runs.events(run) if event.attempt == 1 and event.source == "rank"]
+    [started] = [event.time for event in runs.events(run, "attempt_started") if event.attempt == 2]
+    assert max(old) < started
+
+
 def test_second_supervisor_is_refused(make: Callable[..., RunDir]) -> None:
     run = make(steps=30, step_seconds=0.3)
     supervisor = runs.supervise(run)
