@@ -13,6 +13,8 @@ BUDGET = 0.25
 """CPU seconds, user and system, on a machine that does nothing else."""
 REFERENCE = 0.06
 """CPU seconds of `import typer` on such a machine; other work on shared cores makes both cost more."""
+MOST_LOAD = 1.5
+"""No load excuses more than this factor."""
 HEAVY = ("torch", "paramiko", "pynvml", "numpy", "pydantic")
 
 COMMANDS = [
@@ -41,14 +43,14 @@ def cpu_seconds(arguments: list[str], folder: Path) -> float:
 
 @pytest.mark.parametrize("arguments", COMMANDS, ids=" ".join)
 def test_cpu_budget(arguments: list[str], tmp_path: Path) -> None:
-    """The smallest of several runs, each beside a run of the reference."""
-    pairs = [
-        (cpu_seconds(["-c", "import typer"], tmp_path), cpu_seconds(["-m", "llmtrain", *arguments], tmp_path))
-        for _ in range(3)
-    ]
-    load = max(1.0, min(reference for reference, _ in pairs) / REFERENCE)
-    best = min(seconds for _, seconds in pairs)
-    assert best < BUDGET * load, f"llmtrain {' '.join(arguments)} used {best:.3f} s of CPU at load {load:.2f}"
+    """One of a dozen runs keeps the budget; a run of the reference beside each tells how loaded the cores are."""
+    best, load = float("inf"), 1.0
+    for _ in range(12):
+        load = max(load, cpu_seconds(["-c", "import typer"], tmp_path) / REFERENCE)
+        best = min(best, cpu_seconds(["-m", "llmtrain", *arguments], tmp_path))
+        if best < BUDGET * min(load, MOST_LOAD):
+            return
+    pytest.fail(f"llmtrain {' '.join(arguments)} used {best:.3f} s of CPU at load {load:.2f}")
 
 
 @pytest.mark.parametrize("arguments", COMMANDS, ids=" ".join)
