@@ -43,7 +43,7 @@ def cpu_seconds(arguments: list[str], folder: Path) -> float:
 
 @pytest.mark.parametrize("arguments", COMMANDS, ids=" ".join)
 def test_cpu_budget(arguments: list[str], tmp_path: Path) -> None:
-    """One of a dozen runs keeps the budget; a run of the reference beside each tells how loaded the cores are."""
+    """One of a dozen runs keeps the budget; a run of the reference beside each tells the load."""
     best, load = float("inf"), 1.0
     for _ in range(12):
         load = max(load, cpu_seconds(["-c", "import typer"], tmp_path) / REFERENCE)
