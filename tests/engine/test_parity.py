@@ -11,7 +11,17 @@ import pytest
 import torch
 
 from llmtrain.config.layout import Layout
-from tests.support.engine_cases import Case, Outcome, build, gpt, initial_weights, llama, recipe, run_case, run_cases
+from tests.support.engine_cases import (
+    Case,
+    Outcome,
+    build,
+    gpt,
+    initial_weights,
+    llama,
+    recipe,
+    run_case,
+    run_cases,
+)
 from tests.support.plain_loop import PlainTraining
 from tests.support.ranks import run_ranks
 
@@ -152,7 +162,8 @@ def test_a_layer_needs_two_collectives_each_way(
     # Outside the layers: the embedding forward, the head backward, and one gather of the loss's statistics.
     expected = micro_batches * (case.recipe.model.layers * forward_backward + 2)
     if sequence_parallel:
-        # Each is a pair, and the gradients of norms are summed once a step. The two column-parallel layers and
+        # Each is a pair, and the gradients of norms are summed once a step. The two column-parallel layers
+        # and
         # the head keep their part of the input only and gather it again in the backward pass.
         again = micro_batches * (2 * case.recipe.model.layers + 1)
         assert calls == {

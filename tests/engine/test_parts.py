@@ -112,7 +112,8 @@ def test_vocabulary_rows_cover_all_once(vocab: int, size: int) -> None:
 def test_stages_cover_all_layers_in_order() -> None:
     layout = Layout(pp=3, vpp=2)
     places = sorted(
-        (place for rank in range(3) for place in stage_places(10, layout, rank)), key=lambda place: place.index
+        (place for rank in range(3) for place in stage_places(10, layout, rank)),
+        key=lambda place: place.index,
     )
     covered = [place.first_layer + offset for place in places for offset in range(place.layers)]
     assert covered == list(range(10))
@@ -147,11 +148,17 @@ def test_replicas_share_each_global_batch(layout: Layout) -> None:
             for replica in range(layout.dp)
         ]
         windows = [source.window(order.window(sample), 32) for sample in range(8 * (step - 1), 8 * step)]
-        assert torch.cat([tokens for tokens, _ in rows]).tolist() == [window[:-1].tolist() for window in windows]
-        assert torch.cat([targets for _, targets in rows]).tolist() == [window[1:].tolist() for window in windows]
+        assert torch.cat([tokens for tokens, _ in rows]).tolist() == [
+            window[:-1].tolist() for window in windows
+        ]
+        assert torch.cat([targets for _, targets in rows]).tolist() == [
+            window[1:].tolist() for window in windows
+        ]
 
 
-@pytest.mark.parametrize(("dp", "micro", "asked"), [(1, 2, 5), (3, 2, 5), (2, 4, 3), (4, 1, 3), (1, 1, 10_000)])
+@pytest.mark.parametrize(
+    ("dp", "micro", "asked"), [(1, 2, 5), (3, 2, 5), (2, 4, 3), (4, 1, 3), (1, 1, 10_000)]
+)
 def test_validation_sequences_are_dealt_once(dp: int, micro: int, asked: int) -> None:
     source = ZipfWindows(2_000)
     seen: list[list[int]] = []
@@ -232,7 +239,9 @@ def test_rank_env() -> None:
         (MemoryError(), "out_of_memory"),
         (RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory"), "out_of_memory"),
         (
-            RuntimeError("[/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:534] Connection closed by peer"),
+            RuntimeError(
+                "[/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:534] Connection closed by peer"
+            ),
             "communication",
         ),
         (ValueError("x"), "user_code"),

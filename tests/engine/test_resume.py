@@ -1,4 +1,5 @@
-"""A resumed training goes on as if nothing had happened: bit for bit on the same layout, closely on any other."""
+"""A resumed training goes on as if nothing had happened: bit for bit on the same layout, closely on any
+other."""
 
 from __future__ import annotations
 
