@@ -22,6 +22,7 @@ from llmtrain.supervise.control import Control
 from llmtrain.supervise.corpus import StopWantedError, ensure_corpus
 from llmtrain.supervise.fleet import sweep_nodes
 from llmtrain.supervise.limits import Limits
+from llmtrain.supervise.look_back import close_abandoned
 from llmtrain.supervise.membership import choose
 from llmtrain.supervise.policy import Budget, Decision, History, decide
 
@@ -65,8 +66,6 @@ class Supervisor:
         self._enter_allocation()
         numbers = self._run_dir.attempt_numbers()
         unfinished = [each for each in self._record.attempts if each.outcome == "running"]
-        for attempt in unfinished:
-            self._save(self._record.with_attempt(replace(attempt, outcome="abandoned", ended=time.time())))
         if numbers:
             swept, unreachable = sweep_nodes(
                 self._run_dir,
@@ -77,6 +76,8 @@ class Supervisor:
             )
             for name, word in {**swept, **unreachable}.items():
                 sys.stderr.write(f"{name}: {word}\n")
+        for attempt in unfinished:
+            self._save(self._record.with_attempt(close_abandoned(self._run_dir, attempt)))
         self._save(replace(self._record, stage="running", exit_status=None, message="", stop_requested=False))
 
     def _enter_allocation(self) -> None:

@@ -121,6 +121,9 @@ def test_killed_supervisor_leaves_ranks_that_save_and_leave_and_another_goes_on(
     again = runs.supervise(run)
     finish(run, again, 0)
     assert outcomes(run) == [("abandoned", ""), ("completed", "")]
+    first = read_record(run).attempts[0]
+    assert first.reached_step == first.committed_step == finished.payload.step
+    assert runs.events(run, "attempt_ended")[0].payload.cause == "its supervisor died"
     assert runs.events(run, "restored")[-1].payload.step >= 3
     assert runs.events(run, "attempt_started")[-1].payload.reason == "resume"
 
