@@ -232,10 +232,11 @@ def test_name_that_does_not_resolve(to, monkeypatch) -> None:
 def test_something_else_on_the_port(to, ssh_bed) -> None:
     code = "import socket; s = socket.create_server(('', 2222)); [s.accept()[0].close() for _ in range(9)]"
     server = threading.Thread(
-        target=ssh_bed.run, args=("node1", "timeout", "10", "python3", "-c", code), kwargs={"check": False}
+        target=ssh_bed.run, args=("node1", "timeout", "30", "python3", "-c", code), kwargs={"check": False}
     )
     server.start()
-    time.sleep(1)
+    while ":2222 " not in ssh_bed.run("node1", "ss", "-Hltn"):
+        time.sleep(0.1)
     text = refusal(to("node1", port=2222, retries=0))
     assert text.startswith(
         f"node1 ({ssh_bed.address('node1')} port 2222) dropped the connection while it was"

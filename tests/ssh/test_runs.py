@@ -126,10 +126,8 @@ def test_lost_node_is_replaced_by_the_spare(make, ssh_bed, fault) -> None:
     assert found.time - began < (2.0 if fault == "crash" else LOST_SECONDS)
     record = read_record(run)
     assert record.lost_nodes == ("node2",)
-    assert [attempt.nodes for attempt in record.attempts] == [
-        ("node1", "node2", "node3", "node4"),
-        ("node1", "node3", "node4", "node5"),
-    ]
+    assert record.attempts[0].nodes == ("node1", "node2", "node3", "node4")
+    assert {attempt.nodes for attempt in record.attempts[1:]} == {("node1", "node3", "node4", "node5")}
     assert record.reached_step == 12
     ssh_bed.restore()
     # A node that was only cut off still runs its agent, which leaves by itself when nobody speaks to it.
