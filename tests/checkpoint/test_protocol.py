@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import resource
 import subprocess
@@ -13,6 +14,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from llmtrain.engine.checkpoint.choose import choose_checkpoint
 from llmtrain.engine.checkpoint.load import load_pieces
 from llmtrain.engine.checkpoint.pieces import Piece, Ranks, whole
 from llmtrain.engine.checkpoint.save import save_checkpoint
@@ -123,6 +125,68 @@ def test_a_commit_that_fails_on_rank_0_fails_all(tmp_path):
     assert "rank 0:" in answers[0]
     assert "tensor 'w': elements 0..8000 of box [1000:2000, 0:8] are stored twice" in answers[0]
     assert newest_valid(root).checkpoint is None
+
+
+@pytest.mark.parametrize(
+    ("damage", "expected"),
+    [
+        (lambda root: None, ("step-00000002", "")),
+        (lambda root: flip(root / "step-00000002" / "shard-00001.safetensors"), ("step-00000001", "SHA-256")),
+        (
+            lambda root: (root / "step-00000002" / "shard-00002.safetensors").unlink(),
+            ("step-00000001", "missing"),
+        ),
+        (lambda root: flip(root / "step-00000002" / "manifest.json"), ("step-00000001", "manifest.json: ")),
+    ],
+)
+def test_all_ranks_choose_the_same_checkpoint(tmp_path, damage, expected):
+    root = tmp_path / "checkpoints"
+
+    def body(ranks: Ranks) -> str:
+        before = choose_checkpoint(root, ranks, run_id="r")
+        save(root, ranks, 1)
+        save(root, ranks, 2)
+        if ranks.rank == 0:
+            damage(root)
+        ranks.exchange("")
+        return json.dumps([before, choose_checkpoint(root, ranks, run_id="r")])
+
+    answers = in_ranks(tmp_path, body)
+    assert len(set(answers)) == 1
+    before, (name, reason) = json.loads(answers[0])
+    assert before == ["", ""]
+    assert name == expected[0]
+    assert expected[1] in reason
+
+
+def test_all_ranks_refuse_when_nothing_is_whole(tmp_path):
+    root = tmp_path / "checkpoints"
+
+    def body(ranks: Ranks) -> str:
+        for step in (1, 2):
+            save(root, ranks, step)
+        if ranks.rank == 0:
+            flip(root / "step-00000001" / "shard-00000.safetensors")
+            flip(root / "step-00000002" / "shard-00001.safetensors")
+        ranks.exchange("")
+        try:
+            choose_checkpoint(root, ranks, run_id="r")
+        except CheckpointError as error:
+            return error.text()
+        return "chosen"
+
+    answers = in_ranks(tmp_path, body)
+    assert len(set(answers)) == 1
+    assert "none is whole" in answers[0]
+    for shard in ("step-00000001/shard-00000", "step-00000002/shard-00001"):
+        assert f"{shard}.safetensors: damaged: its SHA-256 is not the manifest's" in answers[0]
+
+
+def flip(path: Path) -> None:
+    """Change one bit in the middle of a file."""
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
 
 
 @contextmanager

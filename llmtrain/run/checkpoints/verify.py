@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 
 from llmtrain.errors import CheckpointError, Problem
 from llmtrain.run.checkpoints.boxes import cover_fault
@@ -48,12 +49,18 @@ def verify(path: Path, *, run_id: str = "", recipe_digest: str = "", checksums: 
 
 
 def newest_valid(
-    root: Path, *, run_id: str = "", recipe_digest: str = "", checksums: bool = True
+    root: Path,
+    *,
+    run_id: str = "",
+    recipe_digest: str = "",
+    checksums: bool = True,
+    rejected: Mapping[str, Sequence[Problem]] = MappingProxyType({}),
 ) -> Selection:
     """Return the newest checkpoint without a fault, and the faults of the newer ones.
 
-    Returns a selection without checkpoint only when the run has never committed one. Raises CheckpointError,
-    naming every fault, when it has but none is left whole: a run must not silently begin again.
+    `rejected` are faults that the caller has found in checkpoints, by name. Returns a selection without
+    checkpoint only when the run has never committed one. Raises CheckpointError, naming every fault, when it
+    has but none is left whole: a run must not silently begin again.
     """
     skipped: list[Problem] = []
     checkpoints = list_checkpoints(root)
@@ -61,6 +68,9 @@ def newest_valid(
     if pointer and pointer not in {checkpoint.name for checkpoint in checkpoints}:
         skipped.append(Problem(str(root / pointer), "was committed last (`latest` names it) but is missing"))
     for checkpoint in checkpoints:
+        if checkpoint.name in rejected:
+            skipped.extend(rejected[checkpoint.name])
+            continue
         try:
             manifest, problems = _inspect(checkpoint.path, run_id, recipe_digest, checksums)
         except CheckpointError as error:
