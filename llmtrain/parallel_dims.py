@@ -1,8 +1,8 @@
 """The one place that knows the parallel axes: names, order, degrees, rank <-> coordinate, groups.
 
 Standard library only, so that the planner on a login node and the engine in a rank share the object.
-Axes from slowest to fastest: pp, dp, cp, tp. `tp` is on neighbouring ranks (inside a node). `ep` is a regrouping
-of dp x cp x tp and never a factor of the world size.
+Axes from slowest to fastest: pp, dp, cp, tp. `tp` is on neighbouring ranks (inside a node). `ep` is a
+regrouping of dp x cp x tp and never a factor of the world size.
 """
 
 from __future__ import annotations

@@ -97,8 +97,8 @@ def _rank_changes(event: Event) -> dict[str, Any]:
             changes = {"step": step}
         case schema.RankFailed(error=error):
             changes = {"status": RankStatus.FAILED, "error": error}
-        case schema.RankFinished():
-            changes = {"status": RankStatus.FINISHED}
+        case schema.RankFinished(step=step):
+            changes = {"status": RankStatus.FINISHED, "step": step}
     return changes
 
 

@@ -25,7 +25,7 @@ from llmtrain.observe.wording import (
 MOST_BARS = 64
 STYLE = """
 :root { color-scheme: light dark; --c0: #2f6fb3; --c1: #c2571a; --c2: #2f8f5b;
-  --c3: #8a5cb8; --c4: #b3902f; --c5: #7a7a7a }
+  --c3: #8a5cb8; --c4: #b3902f; --c5: #a8475f; --c6: #7a7a7a }
 body { font: 15px/1.45 system-ui, sans-serif; max-width: 1180px; margin: 2rem auto; padding: 0 1rem }
 h1 { font-size: 1.5rem; margin-bottom: .2rem } h2 { font-size: 1.1rem; margin-top: 2rem }
 .plots { display: grid; grid-template-columns: repeat(auto-fit, minmax(360px, 1fr)); gap: 1rem 2rem }
@@ -35,13 +35,15 @@ svg text { font: 11px system-ui, sans-serif; fill: currentColor }
 .grid { stroke: currentColor; opacity: .15 } .line { fill: none; stroke-width: 1.6 }
 .c0 { fill: var(--c0) } .c1 { fill: var(--c1) } .c2 { fill: var(--c2) }
 .c3 { fill: var(--c3) } .c4 { fill: var(--c4) } .c5 { fill: var(--c5) }
+.c6 { fill: var(--c6) }
 .s0 { stroke: var(--c0) } .s1 { stroke: var(--c1) } .s2 { stroke: var(--c2) } .s3 { stroke: var(--c3) }
-.s4 { stroke: var(--c4) } .s5 { stroke: var(--c5) }
+.s4 { stroke: var(--c4) } .s5 { stroke: var(--c5) } .s6 { stroke: var(--c6) }
 .key { display: inline-block; width: .8em; height: .8em; margin-right: .4em }
 .b0 { background: var(--c0) } .b1 { background: var(--c1) } .b2 { background: var(--c2) }
 .b3 { background: var(--c3) } .b4 { background: var(--c4) } .b5 { background: var(--c5) }
+.b6 { background: var(--c6) }
 .legend { list-style: none; display: flex; flex-wrap: wrap; gap: 0 1.2rem; padding: 0; margin: .2rem 0 }
-table { border-collapse: collapse }
+table { border-collapse: collapse } .scroll td:nth-child(-n+2) { white-space: nowrap }
 th, td { text-align: left; padding: .15rem .9rem .15rem 0; vertical-align: top }
 th { opacity: .65; font-weight: 500 } .scroll { overflow-x: auto } .empty { opacity: .6 }
 """
@@ -119,9 +121,18 @@ def _over_steps(points: Sequence[StepPoint], name: str) -> list[tuple[float, flo
 def _time_plots(view: RunView) -> Iterator[str]:
     yield share_bar("Where the time went", goodput(view).parts(), text=duration_text)
     begin = next((a.started for a in view.state.attempts if a.started is not None), None)
-    if begin is not None:
-        points = [((point.time - begin) / 3600, float(point.step)) for point in view.state.history.points]
-        yield line_plot("Progress", [Series("step", points)], x_name="hours since the first attempt")
+    points = view.state.history.points
+    if begin is not None and points:
+        name, unit = _time_unit(max(point.time for point in points) - begin)
+        steps = [((point.time - begin) / unit, float(point.step)) for point in points]
+        yield line_plot("Progress", [Series("step", steps)], x_name=f"{name} since the first attempt")
+
+
+def _time_unit(seconds: float) -> tuple[str, float]:
+    """The unit in which a span reads well, and its seconds."""
+    if seconds < 300:
+        return "seconds", 1.0
+    return ("minutes", 60.0) if seconds < 4 * 3600 else ("hours", 3600.0)
 
 
 def _rank_plots(view: RunView) -> Iterator[str]:

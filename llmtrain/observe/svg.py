@@ -10,6 +10,7 @@ from html import escape
 WIDTH, HEIGHT = 560, 240
 LEFT, RIGHT, TOP, BOTTOM = 64, 12, 12, 30
 TICKS = 5
+COLOURS = 7
 LARGEST = 1e30
 """Values beyond are drawn as gaps, like those that are not finite: they would flatten all others."""
 
@@ -64,7 +65,9 @@ def share_bar(title: str, shares: Sequence[tuple[str, float]], *, text: Callable
     parts, x = [], 0.0
     for index, (_, value) in enumerate(known):
         width = (WIDTH - 2) * value / total
-        parts.append(f'<rect class="c{index % 6}" x="{1 + x:.1f}" y="4" width="{width:.1f}" height="26"/>')
+        parts.append(
+            f'<rect class="c{index % COLOURS}" x="{1 + x:.1f}" y="4" width="{width:.1f}" height="26"/>'
+        )
         x += width
     names = [f"{name} {text(value)} ({100 * value / total:.0f} %)" for name, value in known]
     return figure(title, _svg(parts, 34, title) + _legend(names))
@@ -130,9 +133,9 @@ def _line(series: Series, index: int, across: Axis, up: Axis) -> str:
     for piece in filter(None, pieces):
         if len(piece) == 1:
             x_text, _, y_text = piece[0].partition(",")
-            drawn.append(f'<circle class="c{index % 6}" cx="{x_text}" cy="{y_text}" r="2.5"/>')
+            drawn.append(f'<circle class="c{index % COLOURS}" cx="{x_text}" cy="{y_text}" r="2.5"/>')
         else:
-            drawn.append(f'<polyline class="line s{index % 6}" points="{" ".join(piece)}"/>')
+            drawn.append(f'<polyline class="line s{index % COLOURS}" points="{" ".join(piece)}"/>')
     return "".join(drawn)
 
 
@@ -140,7 +143,8 @@ def _legend(names: Sequence[str]) -> str:
     if len(names) < 2:
         return ""
     items = (
-        f'<li><span class="key b{index % 6}"></span>{escape(name)}</li>' for index, name in enumerate(names)
+        f'<li><span class="key b{index % COLOURS}"></span>{escape(name)}</li>'
+        for index, name in enumerate(names)
     )
     return f'<ul class="legend">{"".join(items)}</ul>'
 

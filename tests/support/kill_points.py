@@ -36,7 +36,9 @@ def _count_down(left: int) -> None:
 
 
 def run_killed(work: Callable[[], None], *, at: int = 0, after: float = 0.0) -> bool:
-    """Fork, run `work`, kill it before disk operation `at` (from 1) or after some seconds; True when it finished by itself.
+    """Fork, run `work`, kill it before disk operation `at` (from 1) or after some seconds.
+
+    True when it finished by itself.
 
     Raises AssertionError when the work itself fails.
     """

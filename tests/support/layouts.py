@@ -18,7 +18,7 @@ DTYPES = (torch.float32, torch.float32, torch.float32, torch.bfloat16, torch.int
 
 @dataclass
 class FakeLayout:
-    """How a world cuts every tensor: a tensor-parallel axis with uneven cuts, a stage, and ZeRO cuts anywhere."""
+    """How a world cuts every tensor: a tensor-parallel axis with uneven cuts, a stage, ZeRO cuts anywhere."""
 
     dp: int
     tp: int
