@@ -14,11 +14,12 @@ from llmtrain.engine.device import Device, prepare_numerics
 from llmtrain.engine.model.parameters import parameters_of
 from llmtrain.engine.model.stage import ModelStage
 from llmtrain.engine.optimizer import ShardedAdamW
-from llmtrain.engine.parallel.buckets import Buckets, build_buckets
+from llmtrain.engine.parallel.bucket_layout import Storage, build_buckets
+from llmtrain.engine.parallel.buckets import Buckets
 from llmtrain.engine.parallel.collectives import WeightGradients
 from llmtrain.engine.parallel.groups import Groups, build_groups
 from llmtrain.engine.parallel.pipeline import Passes, PipelinePass, SinglePass, build_stages
-from llmtrain.engine.supported import check_supported
+from llmtrain.plan.supported import check_supported
 
 COMPUTE_TYPES: dict[str, torch.dtype] = {
     "fp32": torch.float32,
@@ -70,21 +71,11 @@ def build_parts(
     check_supported(recipe, layout)
     prepare_numerics(device, recipe.precision.mode)
     groups = build_groups(layout.dims, rank)
-    if device.is_host_memory:
-        width = recipe.model.hidden * COMPUTE_TYPES[recipe.precision.mode].itemsize
-        groups.tp.use_shared_memory(layout.micro_batch * recipe.model.sequence * width)
-        groups.world.use_shared_memory(1024)  # for what all ranks agree on
+    share_host_memory(recipe, layout, groups, device)
     stages = build_stages(recipe.model, layout, groups)
     buckets = build_memory(stages, groups, layout, recipe, device)
-    optimizer = ShardedAdamW(recipe.optimizer, buckets, fused=device.fused_adamw)
-    batches = TrainingBatches(
-        train,
-        sequence=recipe.model.sequence,
-        global_batch=recipe.batch.global_size,
-        seed=recipe.train.seed,
-        layout=layout,
-        replica=groups.place.dp,
-    )
+    batches = build_batches(recipe, layout, groups, train)
+    mode, count = recipe.precision.mode, batches.micro_batches
     return Parts(
         recipe=recipe,
         layout=layout,
@@ -92,17 +83,32 @@ def build_parts(
         groups=groups,
         stages=stages,
         buckets=buckets,
-        optimizer=optimizer,
-        passes=build_passes(
-            stages,
-            groups,
-            layout,
-            micro_batches=batches.micro_batches,
-            mode=recipe.precision.mode,
-            device=device,
-        ),
+        optimizer=ShardedAdamW(recipe.optimizer, buckets, fused=device.fused_adamw),
+        passes=build_passes(stages, groups, layout, micro_batches=count, mode=mode, device=device),
         batches=batches,
         validation=build_validation(recipe, layout, groups, validation),
+    )
+
+
+def share_host_memory(recipe: Recipe, layout: Layout, groups: Groups, device: Device) -> None:
+    """Where tensors lie in host memory, let ranks of one host exchange activations, and what all agree on,
+    there."""
+    if not device.is_host_memory:
+        return
+    width = recipe.model.hidden * COMPUTE_TYPES[recipe.precision.mode].itemsize
+    groups.tp.use_shared_memory(layout.micro_batch * recipe.model.sequence * width)
+    groups.world.use_shared_memory(1024)
+
+
+def build_batches(recipe: Recipe, layout: Layout, groups: Groups, source: Windows) -> TrainingBatches:
+    """This replica's share of every global batch."""
+    return TrainingBatches(
+        source,
+        sequence=recipe.model.sequence,
+        global_batch=recipe.batch.global_size,
+        seed=recipe.train.seed,
+        layout=layout,
+        replica=groups.place.dp,
     )
 
 
@@ -111,14 +117,13 @@ def build_memory(
 ) -> Buckets:
     """Give the stages' parameters their place in flat buckets, and let a zero-bubble schedule put weight
     gradients off."""
-    buckets = build_buckets(
-        parameters_of(stages),
-        groups,
+    storage = Storage(
         zero=layout.zero,
         dtype=COMPUTE_TYPES[recipe.precision.mode],
         device=device.torch_device,
         bucket_bytes=device.bucket_bytes,
     )
+    buckets = build_buckets(parameters_of(stages), groups, storage)
     for stage in stages:
         stage.place_tables(device.torch_device)
         if layout.schedule == "zero-bubble" and layout.pp > 1:

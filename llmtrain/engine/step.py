@@ -48,11 +48,9 @@ def train_step(parts: Parts, step: int, wishes: Wishes) -> StepResult:
     waited = _waited(parts)
     tokens, targets = (parts.device.upload(part) for part in parts.batches.fetch(step))
     parts.buckets.begin_step(parts.batches.micro_batches)
-    computed = parts.passes.clock.seconds
-    passes_started = time.perf_counter()
+    pipeline_wait = parts.passes.clock.seconds - time.perf_counter()
     loss = parts.passes.train(tokens, targets, 1.0 / parts.micro_batches_in_all)
-    passes_seconds = time.perf_counter() - passes_started
-    pipeline_wait = passes_seconds - (parts.passes.clock.seconds - computed)
+    pipeline_wait += time.perf_counter() - parts.passes.clock.seconds
     parts.buckets.finish_reduction()
     agreed_loss, grad_norm, wishes = agree(parts, loss, parts.buckets.squared_norm(), wishes)
     if not (math.isfinite(agreed_loss) and math.isfinite(grad_norm)):

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from llmtrain.engine.model.parameters import ModelParameter
-from llmtrain.engine.parallel.groups import Group, Groups, Pending
+from llmtrain.engine.parallel.groups import Group, Pending
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,116 +200,6 @@ class Buckets:
                             high - bucket.first,
                         )
                     start += piece.numel
-
-
-def build_buckets(
-    parameters: Sequence[ModelParameter],
-    groups: Groups,
-    *,
-    zero: int,
-    dtype: torch.dtype,
-    device: torch.device,
-    bucket_bytes: int,
-) -> Buckets:
-    """Lay the parameters, given in forward order, into buckets of at most `bucket_bytes` of FP32 gradients
-    (a larger parameter gets a bucket of its own)."""
-    plain: list[list[ModelParameter]] = []
-    partial: list[ModelParameter] = []
-    shared: list[ModelParameter] = []
-    size = 0
-    for parameter in reversed(parameters):
-        spec = parameter.spec
-        if spec.shared_over_pp:
-            shared.append(parameter)
-        elif spec.partial_over_tp and groups.tp.size > 1:
-            partial.append(parameter)
-        else:
-            if not plain or size + 4 * spec.numel > bucket_bytes:
-                plain.append([])
-                size = 0
-            plain[-1].append(parameter)
-            size += 4 * spec.numel
-
-    def make(members: list[ModelParameter], beyond: Group | None) -> Bucket:
-        return _make_bucket(members, groups, beyond, zero=zero, dtype=dtype, device=device)
-
-    buckets = [make(members, None) for members in plain]
-    # The small ones of these two kinds become ready last: a norm of the first block, the embedding.
-    if partial:
-        buckets.append(make(partial, groups.tp))
-    if shared:
-        buckets.append(make(shared, groups.ends))
-    return Buckets(buckets)
-
-
-def _make_bucket(
-    members: list[ModelParameter],
-    groups: Groups,
-    beyond: Group | None,
-    *,
-    zero: int,
-    dtype: torch.dtype,
-    device: torch.device,
-) -> Bucket:
-    members = sorted(
-        members, key=lambda parameter: (not parameter.spec.decay, not _counted(parameter, groups))
-    )
-    slots, total = [], 0
-    for parameter in members:
-        slots.append(Slot(parameter, total, total + parameter.spec.numel))
-        total += parameter.spec.numel
-    sharded = zero >= 1 and groups.dp.size > 1
-    parts = groups.dp.size if sharded else 1
-    shard = -(-total // parts)
-    first = groups.dp.index * shard if sharded else 0
-    flat = torch.zeros(shard * parts, dtype=dtype, device=device)
-    gradients = torch.zeros(shard * parts, dtype=torch.float32, device=device)
-    for slot in slots:
-        slot.parameter.data = flat[slot.start : slot.stop].view(slot.parameter.spec.shape)
-    is_single_copy = sharded or groups.dp.index == 0
-    own = flat[first : first + shard]
-    return Bucket(
-        slots=tuple(slots),
-        replicas=groups.dp,
-        sharded=sharded,
-        beyond=beyond if beyond is not None and beyond.size > 1 else None,
-        parameters=flat,
-        gradients=gradients,
-        # In FP32 the parameters are their own masters.
-        master=own if dtype == torch.float32 else torch.zeros(shard, dtype=torch.float32, device=device),
-        exp_avg=torch.zeros(shard, dtype=torch.float32, device=device),
-        exp_avg_sq=torch.zeros(shard, dtype=torch.float32, device=device),
-        reduced=torch.zeros(shard, dtype=torch.float32, device=device) if sharded else gradients,
-        first=first,
-        runs=tuple(_runs(slots, first, first + shard, groups, is_single_copy)),
-    )
-
-
-def _counted(parameter: ModelParameter, groups: Groups) -> bool:
-    spec = parameter.spec
-    is_copy_of_tp = spec.replicated_over_tp and groups.tp.index > 0
-    is_copy_of_pp = spec.shared_over_pp and groups.place.pp > 0
-    return not is_copy_of_tp and not is_copy_of_pp
-
-
-def _runs(
-    slots: Sequence[Slot], first: int, stop: int, groups: Groups, is_single_copy: bool
-) -> Iterator[Run]:
-    """Merge neighbouring slots of one kind; the padding at the end, zero for ever, goes with the last."""
-    start: int | None = None
-    kind = (False, False)
-    for slot in slots:
-        low, high = max(slot.start, first), min(slot.stop, stop)
-        if low >= high:
-            continue
-        own = (slot.parameter.spec.decay, is_single_copy and _counted(slot.parameter, groups))
-        if start is not None and own != kind:
-            yield Run(start - first, low - first, *kind)
-            start = None
-        if start is None:
-            start, kind = low, own
-    if start is not None:
-        yield Run(start - first, stop - first, *kind)
 
 
 def _fill_master(bucket: Bucket, slot: Slot, seed: int) -> None:
