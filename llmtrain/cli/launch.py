@@ -47,12 +47,14 @@ def _launch(
     from llmtrain.config.job import resolve
     from llmtrain.plan.document import plan_document
     from llmtrain.plan.make import make_plan
+    from llmtrain.plan.supported import check_supported
     from llmtrain.render.scripts import render
     from llmtrain.run.job_file import JobFile
     from llmtrain.supervise.create import create_run, discard_run, run_dir_for
 
     spec = resolve(recipe, cluster, overrides or [])
     plan = make_plan(spec)
+    check_supported(spec.recipe, plan.plans[0].layout)
     run = run_dir_for(spec.recipe.name, spec.cluster.storage.path, run_dir)
     job = JobFile(run_id=run.run_id, version=__version__, spec=spec, layout=plan.plans[0].layout)
     rendered = render(job, plan_document(plan), run, python=sys.executable)

@@ -1,4 +1,6 @@
-"""What this engine refuses, with the field, the reason and what to type instead."""
+"""What the training engine refuses, with the field, the reason and what to type instead: asked before a launch
+and again by every rank.
+"""
 
 from __future__ import annotations
 
