@@ -104,7 +104,7 @@ def _history(ledgers: Sequence[AttemptLedger], result: Audit) -> list[_Segment]:
     while current is not None:
         after = current.restored_step or 0
         chain.append(_Segment(current, after, last))
-        if current.checkpoint is None:
+        if current.checkpoint is None or not after:  # step 0: the seed, or imported weights
             if after:
                 result.problem(f"attempt {current.number} started at step {after}, from no checkpoint")
             break

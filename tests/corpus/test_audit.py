@@ -75,6 +75,13 @@ def test_a_commit_that_was_not_told():
     assert audit(ledgers, [], BATCH).problems == []
 
 
+def test_a_run_from_imported_weights():
+    """Its first checkpoint, of step 0, was written by no attempt."""
+    found = audit([attempt(1, 0, 6, checkpoint="step-00000000")], [Cursor("step-00000000", 0, 0)], BATCH)
+    assert found.problems == []
+    assert (found.samples, found.attempts[0].started_from) == (48, "step-00000000")
+
+
 def test_a_run_of_nothing():
     assert audit([]).problems == []
     assert audit([AttemptLedger(1)]).steps == 0
