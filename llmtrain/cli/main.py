@@ -26,6 +26,7 @@ COMMANDS = (
     "logs",
     "stop",
     "report",
+    "tensorboard",
     "metrics",
     "dashboards",
     "doctor",

@@ -1,0 +1,55 @@
+"""`llmtrain tensorboard`: a run's curves as files that TensorBoard reads."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from llmtrain.cli import console
+from llmtrain.cli.status import Runs
+
+POLL_SECONDS = 5.0
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command("tensorboard")(_tensorboard)
+
+
+def _tensorboard(
+    run: Annotated[
+        str, typer.Argument(metavar="RUN", help="Run id, its beginning, or the path of a run directory.")
+    ],
+    out: Annotated[
+        Path, typer.Option(metavar="DIR", help="Log folder; the run gets a folder of its own in it.")
+    ],
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the run ends.")] = False,
+    runs: Runs = Path("runs"),
+) -> None:
+    """Write a run's curves for TensorBoard: one run over all attempts, replayed steps once."""
+    from llmtrain.errors import UsageError
+    from llmtrain.observe.run_reader import RunReader
+    from llmtrain.observe.tensorboard import file_head, records
+    from llmtrain.run.find import find_run
+
+    found = find_run(run, runs)
+    path = out / found.run_id / "events.out.tfevents.0000000000.llmtrain"
+    reader = RunReader(found, whole=True)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("wb") as file:
+            file.write(file_head(reader.job.created or time.time()))
+            while True:
+                file.writelines(records(reader.poll()))
+                file.flush()
+                if not follow or reader.view().status in ("finished", "stopped", "failed", "interrupted"):
+                    break
+                time.sleep(POLL_SECONDS)
+    except OSError as error:
+        raise UsageError(f"cannot write {path}: {error.strerror}", where="--out") from error
+    except KeyboardInterrupt:
+        raise typer.Exit(0) from None
+    console.say(f"wrote {path}; look: tensorboard --logdir {out}")
