@@ -26,8 +26,8 @@ from llmtrain.engine.parallel.pipeline import stage_places
 from llmtrain.engine.rank_env import read_rank_env
 from llmtrain.engine.state import state_pieces
 from llmtrain.engine.step import Wishes, train_step
-from llmtrain.plan.supported import check_supported
 from llmtrain.errors import CheckpointError, ConfigError, CorpusError, UsageError
+from llmtrain.plan.supported import check_supported
 from tests.support.engine_cases import Case, ZipfWindows, build, gpt, llama, recipe
 
 pytestmark = pytest.mark.engine
