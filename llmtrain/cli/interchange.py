@@ -14,9 +14,10 @@ import typer
 from llmtrain.cli import console
 from llmtrain.cli.options import ClusterName, Json, Overrides, RecipeName
 from llmtrain.cli.status import Runs
-from llmtrain.errors import CheckpointError, LlmtrainError, Problem
+from llmtrain.errors import CheckpointError, LlmtrainError
 
 if TYPE_CHECKING:
+    from llmtrain.run.checkpoints import Checkpoint
     from llmtrain.run.layout import RunDir
 
 _EVERY = 5.0
@@ -53,7 +54,6 @@ def export(
 
     config.json, safetensors and the tokenizer's files; the checkpoint is verified first.
     """
-    from llmtrain.run.checkpoints import newest_valid, resolve_step, verify
     from llmtrain.run.find import find_run
     from llmtrain.run.interchange.export import export_huggingface
     from llmtrain.run.job_file import read_job_file
@@ -61,17 +61,7 @@ def export(
     del to  # there is one format so far
     run = find_run(reference, runs)
     job = read_job_file(run.job_json)
-    if step is None:
-        resolve_step(run.checkpoints, None)
-        selection = newest_valid(run.checkpoints, run_id=job.run_id)
-        console.say_problems(selection.skipped, word="warning")
-        assert selection.checkpoint is not None
-        checkpoint = selection.checkpoint
-    else:
-        checkpoint = resolve_step(run.checkpoints, step)
-        problems = verify(checkpoint.path, run_id=job.run_id)
-        if problems:
-            raise _damaged(problems)
+    checkpoint = _whole_checkpoint(run, job.run_id, step)
     tokenizer, separator = _tokenizer(run)
     architecture = export_huggingface(
         checkpoint.path,
@@ -141,6 +131,23 @@ def import_(
     console.say(f"start it with `llmtrain resume {run.path}`")
 
 
+def _whole_checkpoint(run: RunDir, run_id: str, step: int | None) -> Checkpoint:
+    """The checkpoint of a step, or the newest whole one, verified; raises CheckpointError."""
+    from llmtrain.run.checkpoints import newest_valid, resolve_step, verify
+
+    found = resolve_step(run.checkpoints, step)
+    if step is None:
+        selection = newest_valid(run.checkpoints, run_id=run_id)
+        console.say_problems(selection.skipped, word="warning")
+        return selection.checkpoint or found
+    problems = verify(found.path, run_id=run_id)
+    if problems:
+        error = CheckpointError(problems[0].message)
+        error.problems = tuple(problems)
+        raise error
+    return found
+
+
 def _tokenizer(run: RunDir) -> tuple[Path | None, int | None]:
     """tokenizer.json of the run's corpus and its end-of-text token, as far as they can be found."""
     from llmtrain.corpus.prepared import MANIFEST, read_manifest
@@ -165,9 +172,3 @@ def _progress(word: str) -> Callable[[int, int], None]:
             console.say(f"{word}: {done / total:.0%} of {total / 1e9:.1f} GB")
 
     return report
-
-
-def _damaged(problems: list[Problem]) -> CheckpointError:
-    error = CheckpointError(problems[0].message)
-    error.problems = tuple(problems)
-    return error
