@@ -11,6 +11,7 @@ from llmtrain.cli.options import Json
 from llmtrain.errors import ExitStatus, RunError
 
 if TYPE_CHECKING:
+    from llmtrain.backends.base import JobStatus
     from llmtrain.run.layout import RunDir
     from llmtrain.run.lease import LeaseHolder
 
@@ -89,7 +90,7 @@ def _end_job(run: RunDir, *, now: bool) -> str:
     from llmtrain.supervise.stop import ask_to_stop
 
     found = job_of(run)
-    if found is None or found[1].state not in (JobState.PENDING, JobState.RUNNING):
+    if found is None or not _is_there(found[1]):
         return ""
     handle, status = found
     if status.state == JobState.RUNNING:
@@ -98,13 +99,21 @@ def _end_job(run: RunDir, *, now: bool) -> str:
     backend.cancel(handle)
     console.say(f"told job {handle} to leave")
     deadline = time.monotonic() + TEAR_DOWN_SECONDS
-    while backend.poll(handle).state in (JobState.PENDING, JobState.RUNNING):
+    while _is_there(backend.poll(handle)):
         if time.monotonic() > deadline:
             hint = f"`scancel {handle.id.replace(',', ' ')}` kills it"
             raise RunError(f"job {handle} has not ended in time", where=str(run.path), hint=hint)
         time.sleep(0.5)
     run.stop_file.unlink(missing_ok=True)
     return "taken out of the queue" if status.state == JobState.PENDING else "stopped"
+
+
+def _is_there(status: JobStatus) -> bool:
+    """Whether a job waits or runs. COMPLETING: its processes are gone or being killed; a busy controller may
+    leave it there for minutes."""
+    from llmtrain.backends.base import JobState
+
+    return status.state in (JobState.PENDING, JobState.RUNNING) and status.raw != "COMPLETING"
 
 
 def _end_leftovers(run: RunDir) -> str:

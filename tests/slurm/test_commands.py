@@ -189,7 +189,7 @@ REFUSED: Sequence[tuple[str, int, str]] = (
     ("extra.nosuch=1", 2, "backend.slurm.extra: sbatch refuses the job: unrecognized option '--nosuch=1'"),
     ("extra.begin=yesterday", 2, "`--begin` is set by llmtrain"),
     ("extra.deadline=yesterday", 2, "backend.slurm.extra: sbatch refuses the job"),
-    ("partition=debug", 2, "SLURM would never start this job: PartitionNodeLimit"),
+    ("partition=debug", 2, "SLURM would never start this job: Partition"),
     ("time=10s", 2, "a time limit of 10 s is less than Slurm's shortest"),
 )
 
