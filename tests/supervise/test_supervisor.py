@@ -144,9 +144,10 @@ def test_ranks_without_agent_and_supervisor_are_ended_at_once(make: Callable[...
     supervisor = runs.supervise(run)
     runs.wait_for(lambda: runs.step_reached(run, 2), what="step 2")
     agent = runs.agent_pid(run)
+    os.kill(agent, signal.SIGSTOP)  # else it might ask its ranks to leave before it dies
     supervisor.kill()
-    os.kill(agent, signal.SIGKILL)
     supervisor.wait()
+    os.kill(agent, signal.SIGKILL)
     orphans = [process for process in leftovers(run.path) if process.pid != agent]
     assert len(orphans) >= 2
     (run.path / "behaviour.json").write_text('{"steps": 10}')
