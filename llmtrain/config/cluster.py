@@ -161,6 +161,10 @@ class CalibrationConfig:
     """Share of the matrix peak that a large GEMM sustains."""
     memory_bandwidth: PositiveFloat | None = None
     """Share of the memory bandwidth that streaming kernels reach."""
+    attention: PositiveFloat | None = None
+    """Factor on the rate of fused attention kernels."""
+    fp8: PositiveFloat | None = None
+    """Factor on the rate of FP8 products."""
     launch_gap: Duration | None = None
     """Seconds from the end of one kernel to the start of the next."""
     intra_node: PositiveFloat | None = None
