@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -34,6 +34,9 @@ def _plan(
         bool,
         typer.Option("--why", help="Explain: the step as a sum, the runner-up, what was refused and why."),
     ] = False,
+    verify: Annotated[
+        bool, typer.Option("--verify", help="Count the engine's real model and compare with the prediction.")
+    ] = False,
     what_if: Annotated[
         str | None,
         typer.Option(metavar="'K=V ...'", help="Compare with changed settings, e.g. 'nodes=30 micro=2'."),
@@ -57,8 +60,11 @@ def _plan(
     chosen = parse_layout(layout, spec.recipe) if layout is not None else None
     plan = make_plan(spec, layout=chosen, nodes=nodes, top=top)
     others = _others(recipe, cluster, overrides or [], what_if=what_if, against=against)
+    counted = _verify(spec, plan) if verify else []
     if as_json:
         document = plan_document(plan)
+        if verify:
+            document["verified"] = counted
         if others:
             document["compared"] = [candidate_document(other) for _, other in others]
         console.emit_json(document)
@@ -69,9 +75,19 @@ def _plan(
         console.emit(plan_text(spec, plan, nodes or spec.cluster.nodes))
         if why:
             console.emit("\n" + _why(spec, plan))
+        if verify:
+            from llmtrain.cli.plan_verify import verify_text
+
+            console.emit("\n" + verify_text(counted))
         for name, other in others:
             console.emit("\n" + comparison_text(plan.plans[0], other, ("plan 1", name)))
     console.say_problems(plan.problems, word="warning")
+
+
+def _verify(spec: JobSpec, plan: Plan) -> list[dict[str, Any]]:
+    from llmtrain.cli.plan_verify import verify
+
+    return verify(spec, plan.plans[0])
 
 
 def _why(spec: JobSpec, plan: Plan) -> str:

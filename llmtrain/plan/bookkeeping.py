@@ -21,12 +21,14 @@ class Bookkeeping:
     """
     rotated_copies: bool
     """Whether queries and keys are kept after rotation beside the projection they came from."""
-    output_copy: bool
-    """Whether the attention output is kept twice, before and after its heads are merged."""
     layer_scratch: bool
     """Whether a 2-byte scratch copy of one layer's weights stays allocated (placeholders of fused weight
     gradients).
     """
+    receive_buffers: bool = False
+    """Whether a pipeline rank keeps a receive buffer for every micro-batch of a step, both ways."""
+    backward_buffers: bool = False
+    """Whether what one layer's backward pass makes is counted: whole inputs, gradients of activations."""
     half_gradients: bool = False
     """Whether half-precision gradients stay beside FP32 sums of them."""
     buckets: float = 0.0
@@ -36,18 +38,18 @@ class Bookkeeping:
 BOOKKEEPING: dict[str, Bookkeeping] = {
     "llmtrain": Bookkeeping(
         reduced_shard=True,
-        logit_bytes=10,
+        logit_bytes=12,
         gated_tensors=4,
         rotated_copies=True,
-        output_copy=True,
         layer_scratch=False,
+        receive_buffers=True,
+        backward_buffers=True,
     ),
     "megatron": Bookkeeping(
         reduced_shard=False,
         logit_bytes=6,
         gated_tensors=3,
         rotated_copies=False,
-        output_copy=False,
         layer_scratch=True,
     ),
     "fsdp": Bookkeeping(
@@ -55,7 +57,6 @@ BOOKKEEPING: dict[str, Bookkeeping] = {
         logit_bytes=14,
         gated_tensors=4,
         rotated_copies=True,
-        output_copy=False,
         layer_scratch=False,
     ),
     "deepspeed": Bookkeeping(
@@ -63,7 +64,6 @@ BOOKKEEPING: dict[str, Bookkeeping] = {
         logit_bytes=10,
         gated_tensors=4,
         rotated_copies=True,
-        output_copy=False,
         layer_scratch=False,
         half_gradients=True,
         buckets=2e9,

@@ -140,8 +140,6 @@ def _attention_bytes(work: Workload, layout: Layout, machine: Machine, recompute
     core = recompute == "none"
     if core and habits.rotated_copies and (work.model.rope is not None or work.model.qk_norm):
         kept += query + key
-    if core and habits.output_copy:
-        kept += query
     total = element * tokens * kept / layout.tp
     if software.attention == "unfused":
         return total + (score_bytes(work, layout, machine) if core else 0.0)
@@ -237,9 +235,20 @@ class MemoryModel:
             element * (shard if zero >= 3 else whole),
             gradients,
             (8.0 if element == 4 else 12.0) * (shard if zero >= 1 else whole),
-            self._layer(layout) * layers * alive,
+            self._layer(layout) * layers * alive + self._received(layout, stage, micro_batches, alive),
             self._working(layout, stage, alive),
         )
+
+    def _received(self, layout: Layout, stage: int, micro_batches: int, alive: float) -> float:
+        """Receive buffers of all micro-batches; those alive forward are counted as inputs of layers."""
+        if not self._habits.receive_buffers or layout.pp == 1:
+            return 0.0
+        chunks = layout.vpp
+        forward = chunks - (stage == 0)
+        backward = chunks - (stage == layout.pp - 1)
+        buffers = micro_batches * (forward + backward) - (alive * chunks if forward else 0.0)
+        element, _, hidden, shard = _sizes(self._work, layout)
+        return max(0.0, buffers) * element * hidden / shard
 
     def _stage_weights(self, layout: Layout, stage: int) -> StageParameters:
         key = (layout.tp, layout.ep, layout.pp, layout.vpp, stage)
@@ -275,6 +284,10 @@ def _working(work: Workload, layout: Layout, machine: Machine, stage: int) -> fl
     total = habits.buckets if layout.dp > 1 else 0.0
     if habits.layer_scratch and machine.software.fused_kernels:
         total += 2.0 * layer
+    if habits.backward_buffers and stage < layout.pp - 1:  # on the last stage the logits are more
+        element, tokens, hidden, _ = _sizes(work, layout)
+        wide = (2 if shape.gated else 1) * shape.ffn_hidden / layout.tp
+        total += element * 2 * (hidden + tokens * wide)
     if layout.zero >= 2:
         gradient = 4.0 if machine.software.gradients == "fp32" else 2.0
         total += layer * gradient

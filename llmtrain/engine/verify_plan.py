@@ -1,0 +1,222 @@
+"""Count the bytes of the engine's real model for a layout, without memory and without ranks.
+
+`python -m llmtrain.engine.verify_plan` reads {job, layout, stages, micro_batches} as JSON from standard
+input and writes {stages: [{stage, parameters, gradients, optimizer, activations, working}]} to standard
+output. Everything is built as a rank builds it, on torch's meta device, with groups of the full size that
+move nothing. The passes run until the stage holds as many micro-batches as its schedule does at the peak,
+and one backward pass follows; live storages are counted at every operation.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import weakref
+from dataclasses import dataclass, field
+from math import ceil
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from llmtrain.config.codec import from_json
+from llmtrain.config.job import JobSpec
+from llmtrain.config.layout import Layout
+from llmtrain.engine.build import COMPUTE_TYPES, build_memory
+from llmtrain.engine.device import Device
+from llmtrain.engine.model.stage import ModelStage
+from llmtrain.engine.parallel.groups import DONE, Group, Groups, Pending
+from llmtrain.engine.parallel.pipeline import build_stages
+from llmtrain.parallel_dims import ParallelDims
+from llmtrain.plan.schedules import micro_batches_in_flight
+
+META = torch.device("meta")
+
+
+@dataclass(slots=True)
+class LiveBytes(TorchDispatchMode):
+    """Counts the bytes of live storages while it is on."""
+
+    now: int = 0
+    peak: int = 0
+    _known: dict[int, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        TorchDispatchMode.__init__(self)
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Run an operation and count the storages that it made."""
+        result = func(*args, **(kwargs or {}))
+        for leaf in tree_leaves(result):
+            if isinstance(leaf, Tensor):
+                self.add(leaf)
+        return result
+
+    def add(self, tensor: Tensor) -> None:
+        """Count a tensor's storage until it dies."""
+        storage = tensor.untyped_storage()
+        key = storage._cdata
+        if key in self._known:
+            return
+        size = storage.nbytes()
+        self._known[key] = weakref.finalize(storage, self._drop, key, size)
+        self.now += size
+        self.peak = max(self.peak, self.now)
+
+    def ignore(self, tensor: Tensor) -> None:
+        """Leave out a storage that lives as long as the counter."""
+        self._known[tensor.untyped_storage()._cdata] = None
+
+    def _drop(self, key: int, size: int) -> None:
+        self._known.pop(key, None)
+        self.now -= size
+
+
+class SilentGroup(Group):
+    """A group of the full size whose collectives move nothing."""
+
+    def start_all_reduce(self, tensor: Tensor) -> Pending:
+        """Count, and leave the tensor as it is."""
+        self._count("all_reduce", tensor)
+        return DONE
+
+    def start_all_gather(self, full: Tensor, part: Tensor) -> Pending:
+        """Count, and leave the tensors as they are."""
+        self._count("all_gather", full)
+        return DONE
+
+    def start_reduce_scatter(self, part: Tensor, full: Tensor) -> Pending:
+        """Count, and leave the tensors as they are."""
+        self._count("reduce_scatter", full)
+        return DONE
+
+
+class _FlashAttention(torch.autograd.Function):
+    """What a flash-attention kernel keeps: query, key, value, output and one number a row."""
+
+    @staticmethod
+    def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        output = torch.empty_like(query)
+        rows = torch.empty(query.shape[:-1], dtype=torch.float32, device=query.device)
+        ctx.save_for_backward(query, key, value, output, rows)
+        return output
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, ...]:
+        query, key, value, _, _ = ctx.saved_tensors
+        return torch.empty_like(query), torch.empty_like(key), torch.empty_like(value)
+
+
+def _flash_attention(query: Tensor, key: Tensor, value: Tensor, **_: Any) -> Tensor:
+    return _FlashAttention.apply(query, key, value)
+
+
+def silent_groups(dims: ParallelDims, rank: int) -> Groups:
+    """The groups of one rank of a world that is not there."""
+    column = dims.group_of(rank, "pp")
+    is_end = rank in (column[0], column[-1]) and len(column) > 1
+
+    def group(axis: str, ranks: tuple[int, ...]) -> Group:
+        return (SilentGroup if len(ranks) > 1 else Group)(axis, ranks, rank, None)
+
+    return Groups(
+        dims=dims,
+        rank=rank,
+        place=dims.coordinate(rank),
+        world=group("world", tuple(range(dims.world_size))),
+        tp=group("tp", dims.group_of(rank, "tp")),
+        pp=group("pp", column),
+        dp=group("dp", dims.group_of(rank, "dp")),
+        ends=group("ends", (column[0], column[-1]) if is_end else (rank,)),
+    )
+
+
+def count_stage(spec: JobSpec, layout: Layout, stage: int, micro_batches: int) -> dict[str, float]:
+    """Bytes of a rank of one pipeline stage, by kind."""
+    rank = layout.dims.rank(pp=stage)
+    groups = silent_groups(layout.dims, rank)
+    device = Device(META, "none")
+    with META:
+        stages = build_stages(spec.recipe.model, layout, groups)
+    buckets = build_memory(stages, groups, layout, spec.recipe, device)
+    states = {"parameters": 0, "gradients": 0, "optimizer": 0}
+    for bucket in buckets.buckets:
+        states["parameters"] += _bytes(bucket.parameters)
+        states["gradients"] += _bytes(bucket.gradients)
+        if bucket.reduced.data_ptr() != bucket.gradients.data_ptr() or bucket.sharded:
+            states["gradients"] += _bytes(bucket.reduced)
+        if bucket.master.dtype != bucket.parameters.dtype:
+            states["optimizer"] += _bytes(bucket.master)
+        states["optimizer"] += _bytes(bucket.exp_avg) + _bytes(bucket.exp_avg_sq)
+    buckets.begin_step(micro_batches)
+    counter = LiveBytes()
+    for bucket in buckets.buckets:
+        for tensor in (bucket.parameters, bucket.gradients, bucket.reduced, bucket.master):
+            counter.ignore(tensor)
+    activations = _passes(spec, layout, stages, micro_batches, counter)
+    return {"stage": stage, **states, "activations": activations, "working": counter.peak - activations}
+
+
+def _passes(
+    spec: JobSpec, layout: Layout, stages: list[ModelStage], micro_batches: int, counter: LiveBytes
+) -> int:
+    """Run the passes in flight and one backward pass; return the bytes held before the latter."""
+    stage = stages[0].place.index % layout.pp
+    model, dtype = spec.recipe.model, COMPUTE_TYPES[spec.recipe.precision.mode]
+    in_flight = micro_batches_in_flight(layout.schedule, layout.pp, layout.vpp, micro_batches, stage)
+    share = layout.tp if layout.sequence_parallel else 1
+    shape = (model.sequence // share, layout.micro_batch, model.hidden)
+    kernels: Any = F
+    original = kernels.scaled_dot_product_attention
+    kernels.scaled_dot_product_attention = _flash_attention
+    try:
+        with counter:
+            received = [
+                torch.empty(shape, dtype=dtype, device=META, requires_grad=True)
+                for part in stages
+                for _ in range(2 if not part.place.is_first and not part.place.is_last else 1)
+                for _ in range(micro_batches if layout.pp > 1 else 0)
+            ]
+            alive: list[Tensor] = []
+            for index in range(ceil(in_flight * layout.vpp)):
+                part = stages[(index // layout.pp) % layout.vpp]
+                alive.append(_forward(part, shape, dtype, layout.micro_batch))
+            held = counter.now
+            last = alive.pop()
+            last.backward(torch.empty_like(last))
+            del last
+    finally:
+        kernels.scaled_dot_product_attention = original
+    del received
+    return held
+
+
+def _forward(part: ModelStage, shape: tuple[int, ...], dtype: torch.dtype, micro_batch: int) -> Tensor:
+    """One micro-batch through one stage; the last one's result is its loss."""
+    tokens = torch.empty(micro_batch, part.model.sequence, dtype=torch.int64, device=META)
+    if part.place.is_first:
+        inputs = tokens
+    else:
+        inputs = torch.empty(shape, dtype=dtype, device=META, requires_grad=True)
+    hidden = part(inputs)
+    return part.losses(hidden, tokens).mean() if part.place.is_last else hidden
+
+
+def _bytes(tensor: Tensor) -> int:
+    return tensor.numel() * tensor.element_size()
+
+
+def main() -> None:
+    """Read the request, count, write the answer."""
+    request = json.load(sys.stdin)
+    spec = from_json(JobSpec, request["job"])
+    layout = from_json(Layout, request["layout"])
+    found = [count_stage(spec, layout, stage, request["micro_batches"]) for stage in request["stages"]]
+    json.dump({"stages": found}, sys.stdout)
+
+
+if __name__ == "__main__":
+    main()
