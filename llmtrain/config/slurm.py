@@ -112,7 +112,8 @@ class SlurmConfig:
     setup: tuple[Line, ...] = ()
     """Lines of shell that run before anything else, e.g. `source /opt/venv/bin/activate`."""
     container: ContainerConfig | None = None
-    """Runs agents and ranks in a container."""
+    """Runs agents and ranks in a container. Without SLURM's commands in it, a run that loses its batch host
+    has to be resumed by hand."""
     # ---- everything else
     extra: dict[str, Line] = field(default_factory=dict)
     """Further sbatch directives by name, e.g. `licenses: matlab`; an empty value makes a bare flag."""

@@ -87,10 +87,10 @@ done
 if [ "$status" -gt 128 ] && [ -n "$warned" ]; then status=75; fi
 
 # ---- what follows
-# SLURM tells this script to leave as soon as the job is queued again.
+# SLURM tells this script, and what it runs, to leave as soon as the job is queued again.
 trap '' USR1 TERM
 
 # Queues the job again when its run can go on, and cancels the rest of a chain when the run has ended.
-timeout 180 "$python" -m llmtrain.backends.slurm_end --status "$status" "$run_dir" >>"$log" 2>&1 ||
+"$python" -m llmtrain.backends.slurm_end --status "$status" "$run_dir" >>"$log" 2>&1 ||
   complain "could not settle what follows; see $log"
 exit "$status"
