@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from llmtrain.cli import catalogue
+from llmtrain.cli.calibrate import calibrate
 from llmtrain.cli.options import Json, Overrides
 
 _Name = Annotated[str, typer.Argument(metavar="PROFILE", help="Name of a shipped profile, or a path.")]
@@ -19,6 +20,7 @@ def register(app: typer.Typer) -> None:
     group.command("list")(_list)
     group.command("show")(_show)
     group.command("check")(_check)
+    group.command("calibrate")(calibrate)
     app.add_typer(group, name="profiles")
 
 

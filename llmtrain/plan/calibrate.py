@@ -30,6 +30,7 @@ WIDTHS: dict[str, float] = {
     "launch_gap": 0.80,
     "intra_node": 0.25,
     "inter_node": 0.40,
+    "step_overhead": 0.80,
 }
 """How far each constant may lie from the table: standard deviation of its logarithm."""
 _ROUNDS = 8
@@ -50,7 +51,7 @@ class Fit:
     """What a calibration found."""
 
     factors: dict[str, float]
-    """Against the hardware table."""
+    """Against the profile's constants so far, the hardware table's where it has none."""
     errors: tuple[float, ...]
     """predicted/measured - 1 of each step, after the fit."""
 
@@ -82,20 +83,46 @@ def predict(step: MeasuredStep, factors: dict[str, float] | None = None) -> floa
 
 
 def calibrated(cluster: ClusterProfile, found: Fit, *, date: str, evidence: str) -> CalibrationConfig:
-    """The profile's constants: table values times the factors."""
-    machine = make_machine(replace(cluster, calibration=CalibrationConfig()))
+    """The profile's constants so far (the table's where it has none) times the factors."""
+    machine = make_machine(cluster)
     streaming = machine.memory_bandwidth / machine.accelerator.memory_bandwidth
-    factors = found.factors
+    factors, known = found.factors, cluster.calibration
     return CalibrationConfig(
         gemm=machine.gemm * factors["gemm"],
-        attention=factors["attention"],
-        fp8=factors["fp8"],
+        attention=machine.attention * factors["attention"],
+        fp8=machine.fp8 * factors["fp8"],
         memory_bandwidth=streaming * factors["memory_bandwidth"],
         launch_gap=machine.launch_gap * factors["launch_gap"],
-        intra_node=factors["intra_node"],
-        inter_node=factors["inter_node"],
-        cores=cluster.calibration.cores,
-        step_overhead=cluster.calibration.step_overhead,
+        intra_node=(known.intra_node or 1.0) * factors["intra_node"],
+        inter_node=(known.inter_node or 1.0) * factors["inter_node"],
+        cores=known.cores,
+        step_overhead=machine.step_overhead * factors["step_overhead"],
+        date=date,
+        evidence=evidence,
+    )
+
+
+def from_rates(
+    cluster: ClusterProfile, rates: dict[str, float], *, date: str, evidence: str
+) -> CalibrationConfig:
+    """Constants from a micro-benchmark's rates (`gemm_flops`, `attention_flops`, `stream_bandwidth`,
+    `small_op_seconds`, `cores`), kept where it did not look."""
+    machine = make_machine(cluster)
+    accelerator = machine.accelerator
+    known = cluster.calibration
+    kernels = ("flash1", "flash2", "flash3")
+    kernel = cluster.software.attention
+    attention = known.attention
+    if kernel in kernels and "attention_flops" in rates:
+        share = accelerator.attention[kernels.index(kernel)]
+        attention = rates["attention_flops"] / (accelerator.bf16_flops * share)
+    return replace(
+        known,
+        gemm=rates["gemm_flops"] / accelerator.bf16_flops,
+        attention=attention,
+        memory_bandwidth=rates["stream_bandwidth"] / accelerator.memory_bandwidth,
+        launch_gap=rates["small_op_seconds"],
+        cores=rates["cores"] if machine.is_cpu else known.cores,
         date=date,
         evidence=evidence,
     )
@@ -111,6 +138,7 @@ def scaled(machine: Machine, factors: dict[str, float]) -> Machine:
         fp8=machine.fp8 * factors["fp8"],
         memory_bandwidth=machine.memory_bandwidth * factors["memory_bandwidth"],
         launch_gap=machine.launch_gap * factors["launch_gap"],
+        step_overhead=machine.step_overhead * factors["step_overhead"],
         intra=replace(intra, bus=intra.bus * factors["intra_node"]),
         inter=None if inter is None else replace(inter, bus=inter.bus * factors["inter_node"]),
     )
@@ -121,7 +149,7 @@ class _Case:
 
     def __init__(self, step: MeasuredStep) -> None:
         self._work = make_workload(step.recipe)
-        self._machine = make_machine(replace(step.cluster, calibration=CalibrationConfig()))
+        self._machine = make_machine(step.cluster)
         self._layout = step.layout
         self._seconds = step.seconds
         self._micro_batches = busiest(step.layout, step.recipe.batch.global_size)
