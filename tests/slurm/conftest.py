@@ -67,11 +67,11 @@ def corpus() -> Iterator[Path]:
 def make_run(profile: Path, shared: Path, corpus: Path) -> MakeRun:
     """`make_run("cluster.spares=1", steps=20)`: a run whose ranks are the stand-in, not submitted yet."""
 
-    def make(*overrides: str, **behaviour: object) -> RunDir:
+    def make(*overrides: str, name: str = "run", **behaviour: object) -> RunDir:
         wanted = ("parallel.dp=4", "parallel.tp=1", "parallel.pp=2", "batch.micro=1", *overrides)
         spec = resolve("tiny", str(profile), wanted)
         plan = make_plan(spec)
-        run = RunDir(shared / "runs" / f"run-{len(list(shared.glob('runs/*')))}")
+        run = RunDir(shared / "runs" / f"{name}-{len(list(shared.glob('runs/*')))}")
         job = JobFile(run_id=run.run_id, version=__version__, spec=spec, layout=plan.plans[0].layout)
         create_run(run, render(job, plan_document(plan), run, python=sys.executable))
         stand_in.install(run, **behaviour)

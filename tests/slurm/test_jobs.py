@@ -61,6 +61,14 @@ def test_a_run_takes_all_nodes_and_ends_with_zero(slurm_bed: SlurmBed, make_run:
     assert all(not path.read_text() for path in run.path.glob("attempts/1/logs/agent-*.log"))
 
 
+def test_a_folder_of_any_name(slurm_bed: SlurmBed, make_run: MakeRun) -> None:
+    run = make_run(name="we ird 'q' \"d\" $(touch pwned) `touch pwned` 50%j \u00e9 ; --x # y", steps=3)
+    job = submit(run).id
+    assert wait_ended(run).exit_status == 0
+    assert (run.path / f"slurm-{job}.log").exists()
+    assert not list(run.path.parent.rglob("pwned"))
+
+
 def test_ranks_find_each_other_by_the_nodes_own_network(slurm_bed: SlurmBed, make_run: MakeRun) -> None:
     run = make_run(steps=2)
     node = run.scripts / "node.sh"

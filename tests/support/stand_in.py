@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -28,7 +29,7 @@ exec {python} {stand_in} launcher {run_dir} "$1" "$2" "$4" "$3"
 def install(run: RunDir, **behaviour: object) -> None:
     """Put the stand-in in the place of the rendered node script."""
     run.scripts.mkdir(parents=True, exist_ok=True)
-    text = NODE_SCRIPT.format(python=sys.executable, stand_in=__file__, run_dir=run.path)
+    text = NODE_SCRIPT.format(python=sys.executable, stand_in=__file__, run_dir=shlex.quote(str(run.path)))
     (run.scripts / "node.sh").write_text(text)
     (run.path / "behaviour.json").write_text(json.dumps(behaviour))
 
