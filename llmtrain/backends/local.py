@@ -38,21 +38,11 @@ class LocalBackend:
 
     def poll(self, handle: JobHandle) -> JobStatus:
         """Whether the supervisor process runs; how it ended is in the run's record."""
-        child = _CHILDREN.get(int(handle.id))
-        code = None if child is None else child.poll()
-        if code is not None:
-            state = JobState.SUCCEEDED if code == 0 else JobState.FAILED
-            return JobStatus(state=state, raw="exited", exit_code=code)
-        try:
-            os.kill(int(handle.id), 0)
-        except ProcessLookupError:
-            return JobStatus(state=JobState.UNKNOWN, raw="gone")
-        return JobStatus(state=JobState.RUNNING, raw="running")
+        return poll_supervisor(handle)
 
     def cancel(self, handle: JobHandle) -> None:
         """SIGTERM to the supervisor."""
-        with suppress(ProcessLookupError):
-            os.kill(int(handle.id), signal.SIGTERM)
+        cancel_supervisor(handle)
 
     def nodes(self, spec: JobSpec, run: RunDir) -> Sequence[Node]:
         """As many names for this machine as the profile has nodes."""
@@ -93,6 +83,26 @@ def start_supervisor(run: RunDir, *, backend: str) -> JobHandle:
             )
     _CHILDREN[process.pid] = process
     return JobHandle(backend=backend, id=str(process.pid))
+
+
+def poll_supervisor(handle: JobHandle) -> JobStatus:
+    """Whether a supervisor on this machine runs, and its exit code when this process started it."""
+    child = _CHILDREN.get(int(handle.id))
+    code = None if child is None else child.poll()
+    if code is not None:
+        state = JobState.SUCCEEDED if code == 0 else JobState.FAILED
+        return JobStatus(state=state, raw="exited", exit_code=code)
+    try:
+        os.kill(int(handle.id), 0)
+    except ProcessLookupError:
+        return JobStatus(state=JobState.UNKNOWN, raw="gone")
+    return JobStatus(state=JobState.RUNNING, raw="running")
+
+
+def cancel_supervisor(handle: JobHandle) -> None:
+    """Ask a supervisor on this machine to save and leave."""
+    with suppress(ProcessLookupError):
+        os.kill(int(handle.id), signal.SIGTERM)
 
 
 _CHILDREN: dict[int, subprocess.Popen[bytes]] = {}

@@ -6,7 +6,6 @@ import dataclasses
 import json
 import logging
 import os
-import signal
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -15,8 +14,8 @@ from functools import partial
 from pathlib import Path
 
 from llmtrain import __version__
-from llmtrain.backends.base import JobHandle, JobState, JobStatus, Node
-from llmtrain.backends.local import start_supervisor
+from llmtrain.backends.base import JobHandle, JobStatus, Node
+from llmtrain.backends.local import cancel_supervisor, poll_supervisor, start_supervisor
 from llmtrain.backends.preflight import Expected, PreflightError, Report, address_of, problems_of
 from llmtrain.config.cluster import ClusterProfile
 from llmtrain.config.hosts import Host, expand_hosts, read_hostfile
@@ -67,16 +66,11 @@ class SshBackend:
 
     def poll(self, handle: JobHandle) -> JobStatus:
         """Whether the supervisor process runs; how it ended is in the run's record."""
-        try:
-            os.kill(int(handle.id), 0)
-        except ProcessLookupError:
-            return JobStatus(state=JobState.UNKNOWN, raw="gone")
-        return JobStatus(state=JobState.RUNNING, raw="running")
+        return poll_supervisor(handle)
 
     def cancel(self, handle: JobHandle) -> None:
         """SIGTERM to the supervisor."""
-        with suppress(ProcessLookupError):
-            os.kill(int(handle.id), signal.SIGTERM)
+        cancel_supervisor(handle)
 
     # ---- in the supervisor
     def nodes(self, spec: JobSpec, run: RunDir) -> Sequence[Node]:

@@ -8,7 +8,7 @@ import typer
 
 from llmtrain.cli import console
 from llmtrain.cli.options import Json
-from llmtrain.errors import CheckpointError, ExitStatus
+from llmtrain.errors import CheckpointError, ConfigError, ExitStatus
 
 if TYPE_CHECKING:
     from llmtrain.run.layout import RunDir
@@ -56,6 +56,8 @@ def _resume(
             console.emit_json({"run": found.run_id, "path": str(found.path), "exit_status": 0})
         return ExitStatus.DONE
     _refuse_fresh(found, record)
+    if problems := backend.check(job.spec, found):
+        raise ConfigError(problems)
     found.stop_file.unlink(missing_ok=True)
     rewrite_scripts(found, render_scripts(job, found, python=sys.executable))
     return start_and_attach(found, job, backend, detach=detach, as_json=as_json)

@@ -61,9 +61,16 @@ def follow(
     is left to the caller.
     """
     if not console.is_terminal:
-        return _follow(run, Plain(console, since), since, is_alive, poll_seconds)
-    with Live(console=console, auto_refresh=False) as live:
-        return _follow(run, OnTerminal(live, since), since, is_alive, poll_seconds)
+        status = _follow(run, Plain(console, since), since, is_alive, poll_seconds)
+    else:
+        with Live(console=console, auto_refresh=False) as live:
+            status = _follow(run, OnTerminal(live, since), since, is_alive, poll_seconds)
+    if status is not None:
+        return status
+    status, message = recorded_end(run)
+    if message:  # No event has told it.
+        console.print(message, markup=False, highlight=False, soft_wrap=True)
+    return status
 
 
 def _follow(
@@ -72,7 +79,8 @@ def _follow(
     since: float,
     is_alive: Callable[[], bool] | None,
     poll_seconds: float,
-) -> int:
+) -> int | None:
+    """The exit code that the run's last event tells; None when the supervisor is gone without a word."""
     reader = RunReader(run)
     patience, alone = GRACE_SECONDS, 0.0
     while True:
@@ -87,19 +95,23 @@ def _follow(
         if supervised:
             patience, alone = 2 * poll_seconds, 0.0
         elif alone > patience:
-            return recorded_exit_status(run)
+            return None
         else:
             alone += poll_seconds
         time.sleep(poll_seconds)
 
 
-def recorded_exit_status(run: RunDir) -> int:
-    """The exit code in record.json; FAILED when it holds none."""
+def recorded_end(run: RunDir) -> tuple[int, str]:
+    """Exit code and message in record.json; FAILED and nothing when it holds none."""
     try:
-        status = json.loads(run.record_json.read_text(encoding="utf-8")).get("exit_status")
+        record = json.loads(run.record_json.read_text(encoding="utf-8"))
+        status, message = record.get("exit_status"), record.get("message")
     except (OSError, ValueError, AttributeError):
-        status = None
-    return status if type(status) is int else int(ExitStatus.FAILED)
+        status = message = None
+    return (
+        status if type(status) is int else int(ExitStatus.FAILED),
+        message if isinstance(message, str) else "",
+    )
 
 
 class OnTerminal:

@@ -109,14 +109,19 @@ def test_an_earlier_ending_does_not_end_a_resumed_run(tmp_path) -> None:
     assert "stopped" not in out.getvalue()
 
 
-@pytest.mark.parametrize(("recorded", "expected"), [({"exit_status": 75}, 75), ({}, 1), (None, 1)])
+@pytest.mark.parametrize(
+    ("recorded", "expected"),
+    [({"exit_status": 75, "message": "node3: [no] answer"}, 75), ({}, 1), (None, 1)],
+)
 def test_a_supervisor_that_is_gone_without_a_word(tmp_path, recorded, expected) -> None:
     run = make_run(tmp_path / "tiny-1", steps=5)
     if recorded is not None:
         run.record_json.write_text(json.dumps(recorded))
     alive = iter([True, True])
-    made, _ = console(terminal=False)
+    made, out = console(terminal=False)
     assert follow(run, console=made, is_alive=lambda: next(alive, False), poll_seconds=0.02) == expected
+    message = (recorded or {}).get("message", "")
+    assert out.getvalue().endswith(f"{message}\n"), "why it left is told, since no event tells it"
 
 
 def test_watch_leaves_the_last_view_on_the_terminal(tmp_path) -> None:

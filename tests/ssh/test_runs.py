@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -185,4 +186,36 @@ def test_pair_of_nodes_that_do_not_reach_each_other_is_named(make, ssh_bed) -> N
         assert not runs.events(run, "rank_started")
     finally:
         ssh_bed.run("node1", *["-D" if word == "-A" else word for word in block])
+    runs.assert_nothing_left(run)
+
+
+def command(*words: object) -> tuple[int, str]:
+    done = subprocess.run(
+        [sys.executable, "-m", "llmtrain", *map(str, words)],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    return done.returncode, done.stderr
+
+
+def test_resume_without_a_node_says_which_one_and_works_once_it_is_back(make, ssh_bed) -> None:
+    from llmtrain.supervise.stop import ask_to_stop
+
+    run = make(steps=8, step_seconds=0.4, no_checkpoints=True)
+    supervisor = runs.supervise(run)
+    runs.wait_for(lambda: runs.step_reached(run, 2), what="step 2")
+    ask_to_stop(run)
+    finish(run, supervisor, 75)
+    ssh_bed.fault("cut", "node3")
+    status, text = command("resume", run.path)
+    assert status == 1
+    assert f"node3: no answer from {ssh_bed.address('node3')} port 22 within 3 s" in text
+    assert "3 of 4 nodes are fit to start, 4 are needed" in text
+    # Whoever starts the supervisor past that check gets the same, in the record.
+    finish(run, runs.supervise(run), 1)
+    assert "3 of 4 nodes are fit to start, 4 are needed" in read_record(run).message
+    ssh_bed.restore()
+    finish(run, runs.supervise(run), 0)
     runs.assert_nothing_left(run)
