@@ -182,7 +182,8 @@ if __name__ == "__main__":
 
 def start(tmp_path, source, out, workers=1):
     script = tmp_path / "script.py"
-    script.write_text(SCRIPT)
+    if not script.exists():  # another process may be reading it
+        script.write_text(SCRIPT)
     return subprocess.Popen(
         [sys.executable, str(script), str(source), str(out), str(workers)], stdout=subprocess.PIPE, text=True
     )
