@@ -23,7 +23,9 @@ WHOLE_BYTES = 1 << 19
 CURVE_WINDOWS = 256
 CURVE_KINDS = ("step_finished", "evaluated", "checkpoint_committed")
 HEAD_BYTES = 4096
-RANKS_BYTES = 1 << 18
+FIRST_LINE_BYTES = 384
+"""Holds a rank's first event: where it runs."""
+RANKS_BYTES = 3 << 16
 """Bytes read over all ranks of the newest attempt but rank 0."""
 SUPERVISOR_BYTES = 1 << 16
 OLD_ATTEMPTS = 64
@@ -163,20 +165,24 @@ class RunReader:
                 elif path == attempt.supervisor_events:
                     streams.append(self._economical(path, tail_bytes=SUPERVISOR_BYTES))
                 else:
-                    tail_bytes = min(HEAD_BYTES, RANKS_BYTES // len(files[number])) if newest else 0
-                    streams.append(self._economical(path, tail_bytes=tail_bytes, head=newest))
+                    share_bytes = min(HEAD_BYTES, RANKS_BYTES // len(files[number])) if newest else 0
+                    streams.append(
+                        self._economical(
+                            path, tail_bytes=share_bytes, head_bytes=min(share_bytes, FIRST_LINE_BYTES)
+                        )
+                    )
         return list(merge(streams))
 
     def _economical(
-        self, path: Path, *, tail_bytes: int = HEAD_BYTES, windows: int = 0, head: bool = True
+        self, path: Path, *, tail_bytes: int = HEAD_BYTES, windows: int = 0, head_bytes: int = HEAD_BYTES
     ) -> list[Event]:
         """Head and samples of a file; what follows is left to the tail, which starts `tail_bytes` before
         the end."""
         start = size_of(path) - tail_bytes
-        if start <= HEAD_BYTES and head:
+        if start <= head_bytes and head_bytes:
             return []
         self._tail.start_at(path, max(0, start))
-        events = EventTail(path).poll(max_bytes=HEAD_BYTES) if head else []
+        events = EventTail(path).poll(max_bytes=head_bytes) if head_bytes else []
         if windows:
             events += sample_events(path, end=start, windows=windows, kinds=CURVE_KINDS)
         return events

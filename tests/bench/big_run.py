@@ -29,7 +29,7 @@ def make_big_run(folder: Path, events: int, ranks: int) -> RunDir:
     steps = events // (EVENTS_A_STEP * ranks + 1)
     run = make_run(folder / "big-0001", steps=2 * steps)
     write_attempt(run, 1, attempt_files(1, restored=0, steps=500, world_size=ranks, outcome="failed"))
-    piece = 2000
+    piece = max(1, min(2000, steps))
     for begin in range(0, steps, piece):
         files = attempt_files(
             2, restored=500 + begin, steps=piece, world_size=ranks, start=1_800_000_300 + begin
