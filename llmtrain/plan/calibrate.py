@@ -33,7 +33,9 @@ WIDTHS: dict[str, float] = {
     "step_overhead": 0.80,
 }
 """How far each constant may lie from the table: standard deviation of its logarithm."""
-_ROUNDS = 8
+_CPU_LOOSENESS = 4.0
+"""Factor on the widths for CPU ranks."""
+_ROUNDS = 12
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,10 +68,12 @@ def fit(steps: Sequence[MeasuredStep]) -> Fit:
     cases = [_Case(step) for step in steps]
     names = list(WIDTHS)
     values = dict.fromkeys(names, 0.0)
+    loose = _CPU_LOOSENESS if any(case.is_cpu for case in cases) else 1.0
+    widths = [WIDTHS[name] * (1.0 if name == "step_overhead" else loose) for name in names]
     for _ in range(_ROUNDS):
         residuals = [case.error(values) for case in cases]
         slopes = [[_slope(case, values, name) for name in names] for case in cases]
-        change = _solve(residuals, slopes, [values[name] for name in names], [WIDTHS[name] for name in names])
+        change = _solve(residuals, slopes, [values[name] for name in names], widths)
         for name, step in zip(names, change, strict=True):
             values[name] += max(-0.3, min(0.3, step))
     errors = tuple(exp(case.error(values)) - 1.0 for case in cases)
@@ -154,6 +158,11 @@ class _Case:
         self._seconds = step.seconds
         self._micro_batches = busiest(step.layout, step.recipe.batch.global_size)
 
+    @property
+    def is_cpu(self) -> bool:
+        """Whether CPU ranks were measured: no table can know a processor."""
+        return self._machine.is_cpu
+
     def error(self, logarithms: dict[str, float]) -> float:
         """log(predicted / measured)."""
         machine = scaled(self._machine, {name: exp(value) for name, value in logarithms.items()})
@@ -179,9 +188,8 @@ def _solve(
     matrix = [[0.0] * count for _ in range(count)]
     right = [0.0] * count
     for residual, row in zip(residuals, slopes, strict=True):
-        weight = 1.0 / (
-            _NOISE**2 + (residual / _TAIL) ** 2
-        )  # heavy tails: one odd run must not bend the constants
+        tail = (residual / _TAIL) ** 2 if len(residuals) > 2 else 0.0  # one odd run of several must not rule
+        weight = 1.0 / (_NOISE**2 + tail)
         for i in range(count):
             right[i] -= row[i] * residual * weight
             for j in range(count):

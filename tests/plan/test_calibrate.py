@@ -51,7 +51,7 @@ def test_predictions_follow_the_constants_that_made_the_data():
     found = fit(measurements(TRUE))
     assert found.worst < 0.025
     for name in ("gemm", "intra_node"):
-        assert found.factors[name] == pytest.approx(TRUE[name], rel=0.08)
+        assert found.factors[name] == pytest.approx(TRUE[name], rel=0.12)
 
 
 def test_three_runs_predict_the_others():
