@@ -7,13 +7,16 @@ import time
 from typing import TYPE_CHECKING
 
 from llmtrain.cli import console
-from llmtrain.cli.job import exit_code_of_job, is_started_again, wait_in_queue
+from llmtrain.cli.job import end_job, exit_code_of_job, is_started_again, wait_in_queue
 from llmtrain.errors import ExitStatus
 
 if TYPE_CHECKING:
     from llmtrain.backends.base import Backend, JobHandle
     from llmtrain.run.job_file import JobFile
     from llmtrain.run.layout import RunDir
+
+QUEUE_SECONDS = 60.0
+"""For a job to leave the queue."""
 
 
 def start_and_attach(run: RunDir, job: JobFile, backend: Backend, *, detach: bool, as_json: bool) -> int:
@@ -47,7 +50,7 @@ def _attach(run: RunDir, backend: Backend, handle: JobHandle, since: float, stop
     while True:
         begun = wait_in_queue(backend, handle, stops.are_wanted)
         if begun is None:
-            run.stop_file.unlink(missing_ok=True)
+            end_job(run, backend, handle, QUEUE_SECONDS)
             console.say(f"taken out of the queue; go on with `llmtrain resume {run.path}`")
             return ExitStatus.RESUMABLE
         code = follow(run, console=make_console(stderr=True), since=since, is_alive=is_alive)

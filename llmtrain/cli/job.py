@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from llmtrain.cli import console
-from llmtrain.errors import ExitStatus
+from llmtrain.errors import ExitStatus, RunError
 
 if TYPE_CHECKING:
     from llmtrain.backends.base import Backend, JobHandle, JobStatus
@@ -21,13 +21,12 @@ SHOWN_LINES = 10
 
 
 def wait_in_queue(backend: Backend, handle: JobHandle, is_unwanted: Callable[[], bool]) -> JobStatus | None:
-    """Wait until a job has left the queue, and say why it waits; None when it was taken out as asked."""
+    """Wait until a job has left the queue, and say why it waits; None when it is not wanted any more."""
     from llmtrain.backends.base import JobState
 
     said = ""
     while (status := backend.poll(handle)).state == JobState.PENDING:
         if is_unwanted():
-            backend.cancel(handle)
             return None
         words = waiting_text(handle, status)
         if words != said:
@@ -35,6 +34,27 @@ def wait_in_queue(backend: Backend, handle: JobHandle, is_unwanted: Callable[[],
             said = words
         time.sleep(POLL_SECONDS)
     return status
+
+
+def is_there(status: JobStatus) -> bool:
+    """Whether a job waits or runs. COMPLETING: its processes are gone or being killed; a busy controller may
+    leave it there for minutes."""
+    from llmtrain.backends.base import JobState
+
+    return status.state in (JobState.PENDING, JobState.RUNNING) and status.raw != "COMPLETING"
+
+
+def end_job(run: RunDir, backend: Backend, handle: JobHandle, seconds: float) -> None:
+    """Take a job out of the queue, or tell it to leave, and wait until it has; the STOP file of its run is
+    written already. Raises RunError when that takes longer than `seconds`."""
+    backend.cancel(handle)
+    deadline = time.monotonic() + seconds
+    while is_there(backend.poll(handle)):
+        if time.monotonic() > deadline:
+            hint = f"`scancel {handle.id.replace(',', ' ')}` kills it"
+            raise RunError(f"job {handle} has not ended in time", where=str(run.path), hint=hint)
+        time.sleep(POLL_SECONDS)
+    run.stop_file.unlink(missing_ok=True)
 
 
 def waiting_text(handle: JobHandle, status: JobStatus) -> str:

@@ -11,7 +11,6 @@ from llmtrain.cli.options import Json
 from llmtrain.errors import ExitStatus, RunError
 
 if TYPE_CHECKING:
-    from llmtrain.backends.base import JobStatus
     from llmtrain.run.layout import RunDir
     from llmtrain.run.lease import LeaseHolder
 
@@ -81,39 +80,21 @@ def _wait(run: RunDir, holder: LeaseHolder, grace: float) -> None:
 
 def _end_job(run: RunDir, *, now: bool) -> str:
     """End a scheduler's job whose supervisor has not begun; empty when there is none."""
-    import time
-
     from llmtrain.backends.base import JobState
     from llmtrain.backends.registry import load_backend
-    from llmtrain.cli.job import job_of
+    from llmtrain.cli.job import end_job, is_there, job_of
     from llmtrain.run.job_file import read_job_file
     from llmtrain.supervise.stop import ask_to_stop
 
     found = job_of(run)
-    if found is None or not _is_there(found[1]):
+    if found is None or not is_there(found[1]):
         return ""
     handle, status = found
-    if status.state == JobState.RUNNING:
-        ask_to_stop(run, now=now)
-    backend = load_backend(read_job_file(run.job_json).spec.cluster)
-    backend.cancel(handle)
+    # It may start at any moment, and its script may not listen yet: then the supervisor finds this file.
+    ask_to_stop(run, now=now)
     console.say(f"told job {handle} to leave")
-    deadline = time.monotonic() + TEAR_DOWN_SECONDS
-    while _is_there(backend.poll(handle)):
-        if time.monotonic() > deadline:
-            hint = f"`scancel {handle.id.replace(',', ' ')}` kills it"
-            raise RunError(f"job {handle} has not ended in time", where=str(run.path), hint=hint)
-        time.sleep(0.5)
-    run.stop_file.unlink(missing_ok=True)
+    end_job(run, load_backend(read_job_file(run.job_json).spec.cluster), handle, TEAR_DOWN_SECONDS)
     return "taken out of the queue" if status.state == JobState.PENDING else "stopped"
-
-
-def _is_there(status: JobStatus) -> bool:
-    """Whether a job waits or runs. COMPLETING: its processes are gone or being killed; a busy controller may
-    leave it there for minutes."""
-    from llmtrain.backends.base import JobState
-
-    return status.state in (JobState.PENDING, JobState.RUNNING) and status.raw != "COMPLETING"
 
 
 def _end_leftovers(run: RunDir) -> str:
