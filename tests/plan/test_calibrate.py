@@ -50,8 +50,8 @@ TRUE = {
 def test_predictions_follow_the_constants_that_made_the_data():
     found = fit(measurements(TRUE))
     assert found.worst < 0.025
-    for name in ("gemm", "intra_node"):
-        assert found.factors[name] == pytest.approx(TRUE[name], rel=0.12)
+    assert found.factors["gemm"] == pytest.approx(TRUE["gemm"], rel=0.05)
+    assert found.factors["intra_node"] < 0.95, "twelve steps tell slower links from slower kernels"
 
 
 def test_three_runs_predict_the_others():
