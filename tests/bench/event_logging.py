@@ -2,8 +2,8 @@
 
     python -m tests.bench.event_logging [--steps N] [--step-seconds S] [--ranks R]
 
-A rank tells about four events a step (phase, own times, and on rank 0 the step and now and then a validation).
-The cost is the CPU time of the whole process: of `emit`, and of the thread that writes, flushed after every step.
+A rank tells about four events a step: phase, own times, and on rank 0 the step and now and then a
+validation. The cost is the CPU time of the whole process, of `emit` and of the thread that writes.
 """
 
 from __future__ import annotations
