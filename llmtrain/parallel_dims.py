@@ -40,9 +40,7 @@ class ParallelDims:
             if not isinstance(degree, int) or isinstance(degree, bool) or degree < 1:
                 raise ValueError(f"degree of {name} must be a positive integer, not {degree!r}")
         if (self.dp * self.cp * self.tp) % self.ep:
-            raise ValueError(
-                f"ep={self.ep} must divide dp x cp x tp = {self.dp * self.cp * self.tp}"
-            )
+            raise ValueError(f"ep={self.ep} must divide dp x cp x tp = {self.dp * self.cp * self.tp}")
 
     @property
     def world_size(self) -> int:
@@ -62,9 +60,7 @@ class ParallelDims:
         """Position of a rank; raises ValueError outside 0..world_size-1."""
         if not 0 <= rank < self.world_size:
             raise ValueError(f"rank {rank} is outside 0..{self.world_size - 1}")
-        return Coordinate(
-            **{axis: rank // self.stride(axis) % self.degree(axis) for axis in AXES}
-        )
+        return Coordinate(**{axis: rank // self.stride(axis) % self.degree(axis) for axis in AXES})
 
     def rank(self, *, pp: int = 0, dp: int = 0, cp: int = 0, tp: int = 0) -> int:
         """Rank at a position."""

@@ -10,8 +10,12 @@ from llmtrain.cli import console
 from llmtrain.cli.options import ClusterName, Json, Overrides, RecipeName
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
     from llmtrain.config.job import JobSpec
     from llmtrain.plan.plan import Candidate, Plan
+
+    Counted = list[dict[str, Any]]
 
 
 def register(app: typer.Typer) -> None:
@@ -53,38 +57,56 @@ def _plan(
     """
     from llmtrain.config.job import resolve
     from llmtrain.config.layout_text import parse_layout
-    from llmtrain.plan.document import candidate_document, plan_document
     from llmtrain.plan.make import make_plan
 
     spec = resolve(recipe, cluster, overrides or [])
     chosen = parse_layout(layout, spec.recipe) if layout is not None else None
     plan = make_plan(spec, layout=chosen, nodes=nodes, top=top)
     others = _others(recipe, cluster, overrides or [], what_if=what_if, against=against)
-    counted = _verify(spec, plan) if verify else []
+    counted = _verify(spec, plan) if verify else None
     if as_json:
-        document = plan_document(plan)
-        if verify:
-            document["verified"] = counted
-        if others:
-            document["compared"] = [candidate_document(other) for _, other in others]
-        console.emit_json(document)
+        console.emit_json(_document(plan, counted, others))
     else:
-        from llmtrain.cli.plan_text import plan_text
-        from llmtrain.cli.plan_why import comparison_text
-
-        console.emit(plan_text(spec, plan, nodes or spec.cluster.nodes))
-        if why:
-            console.emit("\n" + _why(spec, plan))
-        if verify:
-            from llmtrain.cli.plan_verify import verify_text
-
-            console.emit("\n" + verify_text(counted))
-        for name, other in others:
-            console.emit("\n" + comparison_text(plan.plans[0], other, ("plan 1", name)))
+        paragraphs = _paragraphs(spec, plan, nodes or spec.cluster.nodes, counted, others, why=why)
+        console.emit("\n\n".join(paragraphs))
     console.say_problems(plan.problems, word="warning")
 
 
-def _verify(spec: JobSpec, plan: Plan) -> list[dict[str, Any]]:
+def _document(plan: Plan, counted: Counted | None, others: Sequence[tuple[str, Candidate]]) -> dict[str, Any]:
+    from llmtrain.plan.document import candidate_document, plan_document
+
+    document = plan_document(plan)
+    if counted is not None:
+        document["verified"] = counted
+    if others:
+        document["compared"] = [candidate_document(other) for _, other in others]
+    return document
+
+
+def _paragraphs(
+    spec: JobSpec,
+    plan: Plan,
+    nodes: int,
+    counted: Counted | None,
+    others: Sequence[tuple[str, Candidate]],
+    *,
+    why: bool,
+) -> Iterator[str]:
+    from llmtrain.cli.plan_text import plan_text
+    from llmtrain.cli.plan_why import comparison_text
+
+    yield plan_text(spec, plan, nodes)
+    if why:
+        yield _why(spec, plan)
+    if counted is not None:
+        from llmtrain.cli.plan_verify import verify_text
+
+        yield verify_text(counted)
+    for name, other in others:
+        yield comparison_text(plan.plans[0], other, ("plan 1", name))
+
+
+def _verify(spec: JobSpec, plan: Plan) -> Counted:
     from llmtrain.cli.plan_verify import verify
 
     return verify(spec, plan.plans[0])
