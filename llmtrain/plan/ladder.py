@@ -18,16 +18,25 @@ def lowest_rung(nodes: int, budget: float) -> int:
 
 
 def make_ladder(
-    evaluator: Evaluator, recipe: Recipe, search: Search, found: Found, *, nodes: int, usable: int
+    evaluator: Evaluator,
+    recipe: Recipe,
+    search: Search,
+    found: Found,
+    *,
+    nodes: int,
+    usable: int,
+    lowest: int | None = None,
 ) -> tuple[Rung, ...]:
-    """Rungs from all nodes down; while the chosen plan's ranks still fit, it stays.
+    """Rungs from all nodes down to the loss budget, or to `lowest` nodes; while the chosen plan's ranks still
+    fit, it stays.
 
     A rung first tries the best shapes of the search with fewer replicas, and searches anew when none of them
     fits.
     """
     rungs: list[Rung] = []
     current: Candidate | None = found.candidates[0]
-    for count in range(nodes, lowest_rung(nodes, recipe.faults.node_loss_budget) - 1, -1):
+    bottom = lowest_rung(nodes, recipe.faults.node_loss_budget)
+    for count in range(nodes, (bottom if lowest is None else max(1, lowest)) - 1, -1):
         room = min(count, usable)
         if current is not None and current.layout.world_size > room * evaluator.machine.gpus_per_node:
             current = search.run_shapes(found.shapes, room) or _anew(search, room)

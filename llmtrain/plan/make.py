@@ -32,11 +32,12 @@ def make_plan(
     nodes: int | None = None,
     top: int = 5,
     features: EngineFeatures = OWN_ENGINE,
+    lowest: int | None = None,
 ) -> Plan:
     """Plan a job: search all layouts, or evaluate the one given.
 
     `nodes` plans for so many nodes instead of the profile's; `features` is what the engine that will run it
-    can do.
+    can do; `lowest` is the number of nodes that the ladder goes down to, by default what the budget allows.
     Raises InfeasibleError when nothing fits, ConfigError when the profile's figures cannot be used.
     """
     cluster = spec.cluster if nodes is None else replace(spec.cluster, nodes=nodes, spares=0)
@@ -50,7 +51,9 @@ def make_plan(
     else:
         fixed = _fixed(evaluator, layout, usable, features)
         found = Found((fixed,), (fixed,), Refused(), 1, 1, (layout,))
-    ladder = make_ladder(evaluator, spec.recipe, search, found, nodes=cluster.nodes, usable=usable)
+    ladder = make_ladder(
+        evaluator, spec.recipe, search, found, nodes=cluster.nodes, usable=usable, lowest=lowest
+    )
     size = model_size(spec.recipe.model)
     failures = reliability(found.candidates[0], size.parameters, cluster)
     return Plan(
