@@ -55,9 +55,9 @@ def _sentence(event: Event) -> tuple[str, str] | None:
 
 def _course_sentence(event: Event) -> tuple[str, str] | None:
     match event.payload:
-        case AttemptStarted(world_size=world_size, nodes=nodes):
+        case AttemptStarted(world_size=world_size, nodes=nodes, membership=membership):
             where = f" on {len(nodes)} nodes" if len(nodes) > 1 else ""
-            return "info", f"attempt {event.attempt} starts {world_size} ranks{where}"
+            return "info", f"attempt {event.attempt} starts {world_size} ranks{where}{_because(membership)}"
         case Restored(step=0, checkpoint=None, reason=reason):
             return "info", f"starts from the seed{_because(reason)}"
         case Restored(step=step, checkpoint=checkpoint, reason=reason):

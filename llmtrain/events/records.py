@@ -114,6 +114,11 @@ class AttemptState:
     nodes: tuple[str, ...] = ()
     world_size: int = 0
     layout: dict[str, Any] = field(default_factory=dict)
+    rung: int = 0
+    """Nodes that its rung of the ladder is made for; 0: the planned layout."""
+    idle: tuple[str, ...] = ()
+    membership: str = ""
+    """Why it ran on other nodes or in another layout than planned."""
     restored_step: int | None = None
     restored_checkpoint: str | None = None
     first_step: int | None = None

@@ -190,6 +190,12 @@ class AttemptStarted(Payload):
     layout: dict[str, Any] = field(default_factory=dict)
     reason: str = ""
     """first | resume | the finding that ended the attempt before"""
+    rung: int = 0
+    """Nodes that the rung of the ladder is made for; 0: the planned layout."""
+    idle: tuple[str, ...] = ()
+    """Nodes that are left and not used: spares."""
+    membership: str = ""
+    """Why other nodes or another layout run than were planned; empty when they are as planned."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

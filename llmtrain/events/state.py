@@ -228,6 +228,9 @@ def _attempt_started(state: RunState, event: Event, payload: schema.AttemptStart
             nodes=payload.nodes,
             world_size=payload.world_size,
             layout=payload.layout,
+            rung=payload.rung,
+            idle=payload.idle,
+            membership=payload.membership,
         ),
     )
 

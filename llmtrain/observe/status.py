@@ -146,6 +146,8 @@ def _fact_rows(view: RunView, screen: Screen) -> Iterator[tuple[str, str | Text]
         rate, norm = small_text(latest.learning_rate), small_text(latest.grad_norm)
         yield "rates", f"learning rate {rate}   gradient norm {norm}"
     yield "layout", layout_text(view.layout) + _world(view)
+    if state.current and state.current.membership:
+        yield "rung" if state.current.rung else "members", state.current.membership
     if view.job.lost_nodes:
         yield "lost nodes", ", ".join(view.job.lost_nodes)
     yield "checkpoint", _checkpoint(view)
