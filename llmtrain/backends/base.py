@@ -72,8 +72,11 @@ class Node:
 class Backend(Protocol):
     """One way to start ranks. `check` and `submit` run where the user types, the rest in the supervisor."""
 
-    def check(self, spec: JobSpec, run: RunDir) -> Sequence[Problem]:
-        """What would keep this job from starting here; empty when nothing is known."""
+    def check(self, spec: JobSpec, run: RunDir, *, fewest: int | None = None) -> Sequence[Problem]:
+        """What would keep this job from starting here; empty when nothing is known.
+
+        `fewest`: nodes that have to be fit, by default those of the profile without its spares.
+        """
         ...
 
     def submit(self, run: RunDir, job: JobFile) -> JobHandle:
@@ -88,8 +91,11 @@ class Backend(Protocol):
         """Ask a submitted job to save and leave."""
         ...
 
-    def nodes(self, spec: JobSpec, run: RunDir) -> Sequence[Node]:
-        """Nodes that the supervisor may use now, in the order of their ranks."""
+    def nodes(self, spec: JobSpec, run: RunDir, *, fewest: int | None = None) -> Sequence[Node]:
+        """Nodes that the supervisor may use now, in the order of their ranks.
+
+        Raises LlmtrainError when fewer than `fewest` are fit (as for `check`).
+        """
         ...
 
     def transport(self, node: Node) -> Transport:
@@ -98,6 +104,16 @@ class Backend(Protocol):
 
     def agent_python(self, node: Node) -> str:
         """The interpreter that has llmtrain on a node."""
+        ...
+
+
+@runtime_checkable
+class ReturnBackend(Protocol):
+    """A backend that can look at single nodes while a run goes on: whether they have come back."""
+
+    def look_at(self, names: Sequence[str], spec: JobSpec, run: RunDir, *, seconds: float) -> Sequence[Node]:
+        """Those of the named nodes that are fit now; the others are left out without an error. Takes hardly
+        longer than `seconds`."""
         ...
 
 

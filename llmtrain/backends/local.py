@@ -28,7 +28,7 @@ class LocalBackend:
     def __init__(self, cluster: ClusterProfile) -> None:
         self._cluster = cluster
 
-    def check(self, spec: JobSpec, run: RunDir) -> Sequence[Problem]:
+    def check(self, spec: JobSpec, run: RunDir, *, fewest: int | None = None) -> Sequence[Problem]:
         """Nothing is asked of this machine beyond what the planner knows."""
         return ()
 
@@ -44,7 +44,7 @@ class LocalBackend:
         """SIGTERM to the supervisor."""
         cancel_supervisor(handle)
 
-    def nodes(self, spec: JobSpec, run: RunDir) -> Sequence[Node]:
+    def nodes(self, spec: JobSpec, run: RunDir, *, fewest: int | None = None) -> Sequence[Node]:
         """As many names for this machine as the profile has nodes."""
         count = self._cluster.nodes
         names = ["localhost"] if count == 1 else [f"localhost-{index}" for index in range(count)]

@@ -56,7 +56,7 @@ class SlurmBackend:
         self._binds: bool | None = None
 
     # ---- where the user types
-    def check(self, spec: JobSpec, run: RunDir) -> Sequence[Problem]:
+    def check(self, spec: JobSpec, run: RunDir, *, fewest: int | None = None) -> Sequence[Problem]:
         """Whether this is a place to submit from, and whether the partition exists."""
         if shutil.which("sbatch") is None:
             hint = "launch on a login node of the cluster, or load the module that brings SLURM's commands"
@@ -175,7 +175,7 @@ class SlurmBackend:
         return JobStatus(state=JobState.UNKNOWN, raw="gone", reason="SLURM does not know the job any more")
 
     # ---- inside of a job
-    def nodes(self, spec: JobSpec, run: RunDir) -> Sequence[Node]:
+    def nodes(self, spec: JobSpec, run: RunDir, *, fewest: int | None = None) -> Sequence[Node]:
         """Nodes that the job has now and that are fit; PreflightError when a job starts with too few."""
         try:
             row = one_of(self._calls.queue([self._job]))
@@ -184,7 +184,8 @@ class SlurmBackend:
         if row is not None and row.nodes:
             self._node_list = row.nodes
         node_list = self._node_list or self._environment["SLURM_JOB_NODELIST"]
-        needed = 1 if self._began else spec.cluster.nodes - spec.cluster.spares
+        at_first = spec.cluster.nodes - spec.cluster.spares if fewest is None else fewest
+        needed = 1 if self._began else at_first
         nodes = fit_nodes(
             node_list,
             self._calls,

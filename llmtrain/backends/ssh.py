@@ -50,12 +50,14 @@ class SshBackend:
         self._config = OpenSshConfig(self._ssh)
         self._warm: dict[str, SshTransport] = {}
         """Connections that looking at the nodes has left open; handed out once."""
+        self._fit: dict[str, Report] = {}
+        """Nodes that were fit when all were looked at."""
 
     # ---- where the user types
-    def check(self, spec: JobSpec, run: RunDir) -> Sequence[Problem]:
+    def check(self, spec: JobSpec, run: RunDir, *, fewest: int | None = None) -> Sequence[Problem]:
         """Connect to all nodes and compare what they have. Raises PreflightError when too few are fit."""
         try:
-            self._fit_nodes(spec, run.path.parent)
+            self._fit_nodes(spec, run.path.parent, fewest)
         finally:
             self._cool_down()
         return ()
@@ -73,16 +75,17 @@ class SshBackend:
         cancel_supervisor(handle)
 
     # ---- in the supervisor
-    def nodes(self, spec: JobSpec, run: RunDir) -> Sequence[Node]:
+    def nodes(self, spec: JobSpec, run: RunDir, *, fewest: int | None = None) -> Sequence[Node]:
         """Nodes that are fit, in the order of the list. Raises PreflightError when they are too few."""
-        reports = self._fit_nodes(spec, run.path)
-        interface = self._interface
-        nodes = []
-        for name, report in reports.items():
-            address, device = address_of(report, interface)
-            environment = dict.fromkeys(SOCKET_VARIABLES, device) if device else {}
-            nodes.append(Node(name=name, address=address, environment=environment))
-        return nodes
+        return self._as_nodes(self._fit_nodes(spec, run.path, fewest))
+
+    def look_at(self, names: Sequence[str], spec: JobSpec, run: RunDir, *, seconds: float) -> Sequence[Node]:
+        """Those of the named hosts that are fit now, asked all at once."""
+        hosts = [name for name in names if name in self._hosts]
+        reports, _, expected = self._look(run.path, hosts, seconds=seconds, several=True)
+        # Held against those that are in use: a node may come back with another installation.
+        unfit = problems_of({**self._fit, **reports}, expected)
+        return self._as_nodes({name: report for name, report in reports.items() if name not in unfit})
 
     def transport(self, node: Node) -> Transport:
         """A connection to the node."""
@@ -101,32 +104,45 @@ class SshBackend:
     def _transport(self, name: str) -> SshTransport:
         return SshTransport(self._hosts[name], self._config)
 
-    def _fit_nodes(self, spec: JobSpec, folder: Path) -> dict[str, Report]:
+    def _as_nodes(self, reports: Mapping[str, Report]) -> list[Node]:
+        nodes = []
+        for name, report in reports.items():
+            address, device = address_of(report, self._interface)
+            environment = dict.fromkeys(SOCKET_VARIABLES, device) if device else {}
+            nodes.append(Node(name=name, address=address, environment=environment))
+        return nodes
+
+    def _fit_nodes(self, spec: JobSpec, folder: Path, fewest: int | None) -> dict[str, Report]:
         """Reports of the nodes that are fit; the others are named in the log while enough are left."""
-        needed = spec.cluster.nodes - spec.cluster.spares
-        with _nonce(folder) as (file, nonce):
-            reports, failed = self._look_at_all(file)
-        expected = Expected(
-            llmtrain=__version__,
-            folder=str(folder),
-            nonce=nonce,
-            interface=self._interface,
-            several=needed > 1,
-        )
+        needed = spec.cluster.nodes - spec.cluster.spares if fewest is None else fewest
+        seconds = self._ssh.connect_timeout + RETRY_SECONDS + REPORT_SECONDS
+        reports, failed, expected = self._look(folder, list(self._hosts), seconds=seconds, several=needed > 1)
         unfit = problems_of(reports, expected)
         problems = [*_problems_of_unreachable(failed), *(each for found in unfit.values() for each in found)]
         fit = {name: report for name, report in reports.items() if name not in unfit}
         if len(fit) < needed:
             self._cool_down()
-            raise PreflightError([*problems, *_summary(len(fit), needed, len(self._hosts))])
+            raise PreflightError([*problems, *_summary(len(fit), needed, len(self._hosts), fewest)])
         for problem in problems:
             _log.warning("left out: %s", problem.text())
+        self._fit = fit
         return fit
 
-    def _look_at_all(self, nonce: Path) -> tuple[dict[str, Report], Mapping[str, LlmtrainError]]:
-        seconds = self._ssh.connect_timeout + RETRY_SECONDS + REPORT_SECONDS
-        work = {name: partial(self._look_at, name, nonce) for name in self._hosts}
-        return in_parallel(work, seconds=seconds)
+    def _look(
+        self, folder: Path, names: Sequence[str], *, seconds: float, several: bool
+    ) -> tuple[dict[str, Report], Mapping[str, LlmtrainError], Expected]:
+        """Reports of hosts that answered, errors of those that did not, and what all are held against."""
+        with _nonce(folder) as (file, nonce):
+            work = {name: partial(self._look_at, name, file) for name in names}
+            reports, failed = in_parallel(work, seconds=seconds)
+        expected = Expected(
+            llmtrain=__version__,
+            folder=str(folder),
+            nonce=nonce,
+            interface=self._interface,
+            several=several,
+        )
+        return reports, failed, expected
 
     def _look_at(self, name: str, nonce: Path) -> Report:
         transport = self._transport(name)
@@ -215,5 +231,7 @@ def _problems_of_unreachable(failed: Mapping[str, LlmtrainError]) -> list[Proble
     return [problem for error in failed.values() for problem in error.problems]
 
 
-def _summary(fit: int, needed: int, named: int) -> list[Problem]:
-    return [Problem("", f"{fit} of {named} nodes are fit to start, {needed} are needed")]
+def _summary(fit: int, needed: int, named: int, fewest: int | None) -> list[Problem]:
+    hint = f"mend them, or let the run go on with fewer: `llmtrain resume RUN --nodes {fit}`"
+    message = f"{fit} of {named} nodes are fit to start, {needed} are needed"
+    return [Problem("", message, hint if fewest is not None and fit else "")]

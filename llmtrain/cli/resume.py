@@ -25,11 +25,20 @@ def _resume(
     detach: Annotated[
         bool, typer.Option("--detach", help="Leave at once; the run goes on by itself.")
     ] = False,
+    nodes: Annotated[
+        int | None,
+        typer.Option(
+            "--nodes",
+            metavar="N",
+            help="Let it go on with as few as N nodes, also below the node-loss budget.",
+        ),
+    ] = None,
     as_json: Json = False,
 ) -> int:
     """Go on with a run from its newest valid checkpoint.
 
-    Never silently from the beginning.
+    Never silently from the beginning. Nodes that are fit again are taken up; with fewer than were
+    planned, the ladder's layout for those that are left runs.
 
     A finished run is left as it is (exit code 0); a run that is being supervised is refused.
     """
@@ -41,10 +50,12 @@ def _resume(
     from llmtrain.render.scripts import render_scripts
     from llmtrain.run.find import find_run
     from llmtrain.run.job_file import read_job_file
+    from llmtrain.run.ladder_file import read_allowance
     from llmtrain.run.layout import RunDir
     from llmtrain.run.lease import refuse_if_supervised
     from llmtrain.run.record import read_record
     from llmtrain.supervise.create import rewrite_scripts
+    from llmtrain.supervise.membership import fewest_nodes
 
     found = RunDir(find_run(run).path.absolute())
     record, job = read_record(found), read_job_file(found.job_json)
@@ -56,7 +67,13 @@ def _resume(
             console.emit_json({"run": found.run_id, "path": str(found.path), "exit_status": 0})
         return ExitStatus.DONE
     _refuse_fresh(found, record)
-    if problems := backend.check(job.spec, found):
+    if nodes is None:
+        allowance = read_allowance(found)
+    else:
+        from llmtrain.supervise.allowance import allow_fewer
+
+        allowance = allow_fewer(found, job, nodes)
+    if problems := backend.check(job.spec, found, fewest=fewest_nodes(job, record, allowance)):
         raise ConfigError(problems)
     found.stop_file.unlink(missing_ok=True)
     rewrite_scripts(found, render_scripts(job, found, python=sys.executable))

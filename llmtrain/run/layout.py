@@ -90,6 +90,11 @@ class RunDir:
         return self.path / "plan.json"
 
     @property
+    def allowance_json(self) -> Path:
+        """A person's word to go on with fewer nodes than the budget allows (`run/ladder_file.py`)."""
+        return self.path / "allowance.json"
+
+    @property
     def scripts(self) -> Path:
         """Rendered scripts."""
         return self.path / "scripts"

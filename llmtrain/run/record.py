@@ -40,6 +40,21 @@ class AttemptRecord:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class NodeLoss:
+    """A node that was lost: how often, and whether it is left out now."""
+
+    node: str
+    since: float
+    """Epoch seconds of its last loss."""
+    times: int = 1
+    """Losses over the whole run."""
+    why: str = ""
+    """The finding of its last loss."""
+    is_away: bool = True
+    """Whether it is in quarantine; a node that was taken up again is not."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RunRecord:
     """State of a run over all its supervisors."""
 
@@ -50,7 +65,11 @@ class RunRecord:
     """Epoch seconds."""
     attempts: tuple[AttemptRecord, ...] = ()
     lost_nodes: tuple[str, ...] = ()
-    """Distinct nodes lost so far; the node-loss budget counts these."""
+    """Distinct nodes lost so far; the node-loss budget counts these, also when they have come back."""
+    nodes: tuple[str, ...] = ()
+    """Nodes at launch; the budget is a share of them."""
+    losses: tuple[NodeLoss, ...] = ()
+    """History of every node that was ever lost."""
     allocation: str = ""
     """The scheduler's job that these nodes belonged to, where there is one."""
     exit_status: int | None = None
@@ -59,6 +78,11 @@ class RunRecord:
     """One sentence about the last ending."""
     stop_requested: bool = False
     """Whether a person asked for that ending: then no scheduler is to start the run again by itself."""
+
+    @property
+    def away(self) -> tuple[str, ...]:
+        """Nodes in quarantine."""
+        return tuple(loss.node for loss in self.losses if loss.is_away)
 
     @property
     def reached_step(self) -> int:

@@ -36,6 +36,12 @@ class AttemptPlan:
     layout: Layout
     nodes: tuple[Node, ...]
     ranks_on_node: tuple[int, ...]
+    rung: int = 0
+    """Nodes that the rung of the ladder is made for; 0: the planned layout."""
+    idle: tuple[str, ...] = ()
+    """Names of nodes that are left and not used."""
+    membership: str = ""
+    """Why it runs on other nodes or in another layout than planned."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -287,7 +293,7 @@ class AttemptRunner:
         )
 
     def _why_nothing_saved(self) -> str:
-        if self._reports.started is None:
+        if self._reports.started is None or not self._reports.pids:
             return "no rank had been started"
         if self._stop_grace == 0.0:
             return "the ranks were killed at once"

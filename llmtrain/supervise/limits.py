@@ -39,6 +39,10 @@ class Limits:
     """For hanging ranks to write their stacks before they are killed."""
     tear_down: float = 20.0
     """From the end of `save` to the agents' word that nothing is left; then their channels are cut."""
+    quarantine: float = 60.0
+    """From a node's first loss to when it may be taken up again; doubles with every further loss of it."""
+    look_again: float = 10.0
+    """For nodes that may have come back to answer, before an attempt that could use them."""
     phases: Mapping[str, float] = field(default_factory=lambda: dict(PHASE_SECONDS))
 
     def phase(self, name: str) -> float:

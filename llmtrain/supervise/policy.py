@@ -33,11 +33,14 @@ class Budget:
     node_loss: float
     """Share of them that may be lost."""
     restarts_without_progress: int
+    fewest_nodes: int | None = None
+    """Nodes that a person lets the run go on with."""
 
     @property
     def losable_nodes(self) -> int:
         """Distinct nodes that may be lost; the small addition undoes binary rounding (0.2 x 5 = 1)."""
-        return int(self.node_loss * self.nodes + 1e-9)
+        by_recipe = int(self.node_loss * self.nodes + 1e-9)
+        return by_recipe if self.fewest_nodes is None else max(by_recipe, self.nodes - self.fewest_nodes)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,6 +80,8 @@ class Decision:
     """Of every action but `restart`."""
     delay: float = 0.0
     """Seconds to wait before a restart."""
+    short_of_nodes: bool = False
+    """Whether more nodes, or a person's word, would let the run go on."""
 
 
 def decide(end: AttemptEnd, history: History, budget: Budget) -> Decision:
@@ -86,6 +91,25 @@ def decide(end: AttemptEnd, history: History, budget: Budget) -> Decision:
         if decision is not None:
             return decision
     return _restart(end, history)
+
+
+def past_budget(lost_nodes: Sequence[str], budget: Budget) -> Decision | None:
+    """The end of a run that has lost more nodes than it may; None while it may go on."""
+    lost = len(set(lost_nodes))
+    if lost <= budget.losable_nodes:
+        return None
+    reason = (
+        f"{lost} of {budget.nodes} nodes lost ({', '.join(lost_nodes)}), "
+        f"the budget allows {budget.losable_nodes}"
+    )
+    return short_of_nodes(reason)
+
+
+def short_of_nodes(reason: str) -> Decision:
+    """The end of a run that has too few nodes left."""
+    return Decision(
+        action="give_up", reason=reason, exit_status=ExitStatus.DO_NOT_RESTART, short_of_nodes=True
+    )
 
 
 def restarts_without_progress(history: History) -> int:
@@ -136,14 +160,7 @@ def _same_error_again(end: AttemptEnd, history: History, budget: Budget) -> Deci
 
 
 def _nodes_lost(end: AttemptEnd, history: History, budget: Budget) -> Decision | None:
-    lost = len(set(history.lost_nodes))
-    if lost <= budget.losable_nodes:
-        return None
-    reason = (
-        f"{lost} of {budget.nodes} nodes lost ({', '.join(history.lost_nodes)}), "
-        f"the budget allows {budget.losable_nodes}"
-    )
-    return Decision(action="give_up", reason=reason, exit_status=ExitStatus.DO_NOT_RESTART)
+    return past_budget(history.lost_nodes, budget)
 
 
 def _no_progress(end: AttemptEnd, history: History, budget: Budget) -> Decision | None:

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from llmtrain.backends.base import AllocationBackend, Backend
 from llmtrain.config.codec import to_json
-from llmtrain.errors import ExitStatus, LlmtrainError
+from llmtrain.errors import ExitStatus, InfeasibleError, LlmtrainError
 from llmtrain.events.schema import AttemptEnded, AttemptStarted, Decided, RunEnded
 from llmtrain.events.writer import EventWriter
 from llmtrain.run.checkpoints import ever_committed
@@ -23,8 +23,9 @@ from llmtrain.supervise.corpus import StopWantedError, ensure_corpus
 from llmtrain.supervise.fleet import sweep_nodes
 from llmtrain.supervise.limits import Limits
 from llmtrain.supervise.look_back import close_abandoned
-from llmtrain.supervise.membership import choose
-from llmtrain.supervise.policy import Budget, Decision, History, decide
+from llmtrain.supervise.members import Members
+from llmtrain.supervise.membership import with_losses
+from llmtrain.supervise.policy import Budget, Decision, History, decide, past_budget, short_of_nodes
 
 
 class Supervisor:
@@ -36,13 +37,7 @@ class Supervisor:
         self._run_dir, self._job, self._backend, self._lease = run, job, backend, lease
         self._control, self._limits = control, limits
         self._record = read_record(run)
-        self._nodes = tuple(backend.nodes(job.spec, run))
-        faults = job.spec.recipe.faults
-        self._budget = Budget(
-            nodes=len(self._nodes),
-            node_loss=faults.node_loss_budget,
-            restarts_without_progress=faults.restarts_without_progress,
-        )
+        self._members = Members(run, job, backend, limits)
 
     def run(self) -> ExitStatus:
         """Run attempts until the run has ended."""
@@ -63,43 +58,32 @@ class Supervisor:
     # ---- before the first attempt
     def _take_over(self) -> None:
         """Wait for what an earlier supervisor left to save and leave, end what does not, and say so."""
-        self._enter_allocation()
+        record = self._members.enter(self._record)
         numbers = self._run_dir.attempt_numbers()
         unfinished = [each for each in self._record.attempts if each.outcome == "running"]
         if numbers:
             swept, unreachable = sweep_nodes(
                 self._run_dir,
                 self._backend,
-                self._nodes,
+                self._members.nodes,
                 older_than=numbers[-1] + 1,
                 grace=self._limits.save if unfinished else 0.0,
             )
             for name, word in {**swept, **unreachable}.items():
                 sys.stderr.write(f"{name}: {word}\n")
         for attempt in unfinished:
-            self._save(self._record.with_attempt(close_abandoned(self._run_dir, attempt)))
-        self._save(replace(self._record, stage="running", exit_status=None, message="", stop_requested=False))
+            record = record.with_attempt(close_abandoned(self._run_dir, attempt))
+        self._save(replace(record, stage="running", exit_status=None, message="", stop_requested=False))
 
-    def _enter_allocation(self) -> None:
-        """Nodes that were lost belong to the job that had them: a new one has nodes that its scheduler
-        vouches for, perhaps the same after a repair."""
-        if not isinstance(self._backend, AllocationBackend):
-            return
-        allocation = self._backend.allocation()
-        if allocation != self._record.allocation:
-            self._record = replace(self._record, allocation=allocation, lost_nodes=())
-
-    def _look_at_nodes(self, number: int, first: int) -> None:
-        """Nodes that the scheduler has taken away since the last attempt are lost; raises LlmtrainError."""
-        if number == first or not isinstance(self._backend, AllocationBackend):
-            return
-        nodes = tuple(self._backend.nodes(self._job.spec, self._run_dir))
-        left = {node.name for node in nodes}
-        gone = [node.name for node in self._nodes if node.name not in left]
-        if gone:
-            lost = tuple(dict.fromkeys((*self._record.lost_nodes, *gone)))
-            self._save(replace(self._record, lost_nodes=lost))
-        self._nodes = nodes
+    @property
+    def _budget(self) -> Budget:
+        faults = self._job.spec.recipe.faults
+        return Budget(
+            nodes=len(self._record.nodes),
+            node_loss=faults.node_loss_budget,
+            restarts_without_progress=faults.restarts_without_progress,
+            fewest_nodes=self._members.fewest_allowed,
+        )
 
     def _open_writer(self, number: int) -> EventWriter:
         return EventWriter(
@@ -113,15 +97,20 @@ class Supervisor:
     def _one_attempt(self, number: int, first: int, reason: str, writer: EventWriter) -> Decision:
         started, clock = time.time(), time.monotonic()
         try:
-            self._look_at_nodes(number, first)
+            if number != first:
+                self._save(self._members.look_again(self._record))
+            if end := past_budget(self._record.lost_nodes, self._budget):
+                return end
             ensure_corpus(self._run_dir, self._job.spec.recipe, self._control, writer)
-            plan = choose(self._job, self._nodes, self._record.lost_nodes, number=number)
+            plan = self._members.plan(self._record, number)
         except StopWantedError:
             return Decision(
                 action="stop",
                 reason="stopped before the first attempt",
                 exit_status=ExitStatus.RESUMABLE,
             )
+        except InfeasibleError as error:
+            return short_of_nodes(str(error))
         except LlmtrainError as error:
             return Decision(action="give_up", reason=error.text(), exit_status=error.exit_status)
         record = AttemptRecord(number=number, started=started, nodes=tuple(node.name for node in plan.nodes))
@@ -152,6 +141,9 @@ class Supervisor:
                 nodes=record.nodes,
                 layout=to_json(plan.layout),
                 reason=reason,
+                rung=plan.rung,
+                idle=plan.idle,
+                membership=plan.membership,
             )
         )
 
@@ -187,8 +179,8 @@ class Supervisor:
             reached_step=result.reached_step,
             committed_step=result.committed_step,
         )
-        lost = dict.fromkeys((*self._record.lost_nodes, *result.unreachable))
-        self._save(replace(self._record.with_attempt(ended), lost_nodes=tuple(lost)))
+        why = end.message or end.cause
+        self._save(with_losses(self._record.with_attempt(ended), result.unreachable, why, time.time()))
 
     def _decide(self, result: AttemptResult, first: int, writer: EventWriter) -> Decision:
         history = History(
@@ -201,10 +193,10 @@ class Supervisor:
     # ---- the end
     def _end(self, decision: Decision, writer: EventWriter) -> ExitStatus:
         message = decision.reason
-        if decision.action == "stop":
+        if decision.action == "stop" or decision.short_of_nodes:
             step = self._record.committed_step
             where = f"newest checkpoint: step {step}" if step else "there is no checkpoint yet"
-            message = f"{decision.reason}; {where}; go on with `llmtrain resume {self._run_dir.path}`"
+            message = f"{decision.reason}; {where}; {self._how_to_go_on(decision)}"
         ended = replace(
             self._record,
             stage="ended",
@@ -216,6 +208,14 @@ class Supervisor:
         self._save(ended)
         writer.emit(RunEnded(exit_status=int(decision.exit_status), message=message))
         return decision.exit_status
+
+    def _how_to_go_on(self, decision: Decision) -> str:
+        resume = f"llmtrain resume {self._run_dir.path}"
+        left = self._members.left(self._record)
+        if not decision.short_of_nodes or not left:
+            return f"go on with `{resume}`"
+        nodes = f"the {left} nodes" if left > 1 else "the node"
+        return f"go on with `{resume}` once nodes are back, or on {nodes} left with `{resume} --nodes {left}`"
 
     def _save(self, record: RunRecord) -> None:
         write_record(self._run_dir, record, self._lease)

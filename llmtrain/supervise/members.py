@@ -1,0 +1,113 @@
+"""The nodes of a run as its supervisor knows them: who was there at launch, is lost, or has come back."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+
+from llmtrain.backends.base import AllocationBackend, Backend, Node, ReturnBackend
+from llmtrain.run.job_file import JobFile
+from llmtrain.run.ladder_file import read_allowance, read_ladder
+from llmtrain.run.layout import RunDir
+from llmtrain.run.record import RunRecord
+from llmtrain.supervise.attempt import AttemptPlan
+from llmtrain.supervise.limits import Limits
+from llmtrain.supervise.membership import (
+    choose,
+    due,
+    fewest_nodes,
+    ranks_on_nodes,
+    with_losses,
+    with_returned,
+)
+
+
+class Members:
+    """Looks at nodes through the backend; what is known of them stands in the run's record."""
+
+    def __init__(self, run: RunDir, job: JobFile, backend: Backend, limits: Limits) -> None:
+        self._run_dir, self._job, self._backend, self._limits = run, job, backend, limits
+        self._allowance = read_allowance(run)
+        self.nodes: tuple[Node, ...] = ()
+        """Nodes that could be reached when they were looked at last, in the order of their ranks."""
+
+    @property
+    def fewest_allowed(self) -> int | None:
+        """Nodes that a person allows the run to go on with."""
+        return None if self._allowance is None else self._allowance.fewest_nodes
+
+    def enter(self, record: RunRecord) -> RunRecord:
+        """Look at all nodes, when a supervisor begins.
+
+        A run that had ended is gone on with by a person: then nodes that are fit again are taken up, and only
+        those that are missing count as lost. Raises LlmtrainError when too few are fit.
+        """
+        record = self._enter_allocation(record)
+        fewest = fewest_nodes(self._job, record, self._allowance)
+        self.nodes = tuple(self._backend.nodes(self._job.spec, self._run_dir, fewest=fewest))
+        names = tuple(node.name for node in self.nodes)
+        if not record.nodes:
+            record = replace(record, nodes=names)
+        missing = [name for name in record.nodes if name not in names]
+        if record.stage == "ended":
+            still_lost = tuple(name for name in record.lost_nodes if name in missing)
+            record = with_returned(replace(record, lost_nodes=still_lost), names)
+        else:
+            again = due(record, time.time(), self._limits.quarantine)
+            record = with_returned(record, [name for name in again if name in names])
+        new = [name for name in missing if name not in record.away]
+        return with_losses(record, new, "not fit when the supervisor began", time.time())
+
+    def look_again(self, record: RunRecord) -> RunRecord:
+        """Look at the nodes before one more attempt, in bounded time. Raises LlmtrainError."""
+        if isinstance(self._backend, AllocationBackend):
+            record = self._ask_scheduler(record)
+        wanted = due(record, time.time(), self._limits.quarantine)
+        if not wanted or self._has_enough(record):
+            return record
+        known = {node.name: node for node in self.nodes}
+        if isinstance(self._backend, ReturnBackend):
+            back = self._backend.look_at(
+                wanted, self._job.spec, self._run_dir, seconds=self._limits.look_again
+            )
+            known |= {node.name: node for node in back}
+            wanted = tuple(node.name for node in back)
+        ordered = dict.fromkeys((*record.nodes, *known))
+        self.nodes = tuple(known[name] for name in ordered if name in known)
+        return with_returned(record, [name for name in wanted if name in known])
+
+    def plan(self, record: RunRecord, number: int) -> AttemptPlan:
+        """The next attempt. Raises InfeasibleError when nothing fits, RunError for a damaged ladder."""
+        batch = self._job.spec.recipe.batch.global_size
+        rungs = () if self._has_enough(record) else read_ladder(self._run_dir, batch)
+        return choose(self._job, rungs, self.nodes, record.away, number=number)
+
+    def left(self, record: RunRecord) -> int:
+        """How many nodes are left."""
+        return len(self._left(record))
+
+    def _left(self, record: RunRecord) -> list[Node]:
+        return [node for node in self.nodes if node.name not in record.away]
+
+    def _has_enough(self, record: RunRecord) -> bool:
+        planned = ranks_on_nodes(self._job.layout, self._job.spec.cluster.gpus_per_node)
+        return len(self._left(record)) >= len(planned)
+
+    def _enter_allocation(self, record: RunRecord) -> RunRecord:
+        """Nodes that were lost belong to the job that had them: a new one has nodes that its scheduler
+        vouches for, perhaps the same after a repair."""
+        if not isinstance(self._backend, AllocationBackend):
+            return record
+        allocation = self._backend.allocation()
+        if allocation == record.allocation:
+            return record
+        fresh = replace(record, allocation=allocation, lost_nodes=(), nodes=())
+        return with_returned(fresh, record.away)
+
+    def _ask_scheduler(self, record: RunRecord) -> RunRecord:
+        """Nodes that the scheduler has taken away since the last attempt are lost."""
+        nodes = tuple(self._backend.nodes(self._job.spec, self._run_dir))
+        left = {node.name for node in nodes}
+        gone = [node.name for node in self.nodes if node.name not in left | set(record.away)]
+        self.nodes = nodes
+        return with_losses(record, gone, "the scheduler took it away", time.time())
