@@ -229,6 +229,17 @@ def test_stop_before_any_rank_runs(make: Callable[..., RunDir]) -> None:
     assert not runs.events(run, "rank_started")
 
 
+def test_stop_while_the_node_script_starts_claims_no_wait(make: Callable[..., RunDir]) -> None:
+    run = make(steps=9)
+    (run.scripts / "node.sh").write_text("sleep 60\n")
+    supervisor = runs.supervise(run)
+    runs.wait_for(lambda: runs.events(run, "attempt_started"), what="the attempt")
+    time.sleep(1.0)
+    ask_to_stop(run)
+    finish(run, supervisor, 75, 30.0)
+    assert "without a new checkpoint: no rank had been started" in read_record(run).message
+
+
 def test_restarts_without_progress_end_the_run(make: Callable[..., RunDir]) -> None:
     overrides = ("faults.restarts_without_progress=2",)
     die = {"rank": 0, "step": 1, "attempts": [1, 2, 3, 4, 5]}
