@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -85,6 +86,12 @@ def _sections(view: RunView, screen: Screen) -> Iterator[Section]:
     facts = _facts(view, screen)
     yield Section(facts, facts.row_count)
     room = 1000 if screen.height is None else screen.height - 1 - facts.row_count
+    if view.state.ended or view.status == "interrupted":
+        # It says what to type: wrapped, not cut.
+        lines = textwrap.wrap(_ending(view), max(20, screen.width - 12), break_on_hyphens=False)
+        end = _with_label("end", lines, STYLES.get(view.status, ""))
+        yield end
+        room -= end.lines
     chart = _chart(view, screen, room)
     if chart:
         yield _with_label("curve", chart)
@@ -156,9 +163,6 @@ def _fact_rows(view: RunView, screen: Screen) -> Iterator[tuple[str, str | Text]
         spent = [f"{name} {duration_text(s)}" for name, s in split.parts()[1:] if s >= 0.01 * split.total]
         about = "about " if split.estimated else ""
         yield "goodput", f"{about}{percent_text(split.ratio)}   " + ", ".join(spent)
-    ending = _ending(view)
-    if ending:
-        yield "end", ending
 
 
 def _progress(view: RunView, screen: Screen) -> str:
@@ -193,16 +197,11 @@ def _checkpoint(view: RunView) -> str:
     )
 
 
-def _ending(view: RunView) -> Text | None:
+def _ending(view: RunView) -> str:
     ended = view.state.ended
     if ended is not None:
-        return Text(f"exit code {ended.exit_status}: {ended.message}", style=STYLES.get(view.status, ""))
-    if view.status == "interrupted":
-        return Text(
-            f"nobody supervises this run; go on with: llmtrain resume {view.run.run_id}",
-            style=STYLES["interrupted"],
-        )
-    return None
+        return f"exit code {ended.exit_status}: {ended.message}"
+    return f"nobody supervises this run; go on with: llmtrain resume {view.run.run_id}"
 
 
 def _members(view: RunView, screen: Screen, room: int) -> Iterator[Section]:
@@ -233,8 +232,8 @@ def _events(view: RunView, count: int) -> Iterator[Section]:
         yield Section(text, 1)
 
 
-def _with_label(label: str, lines: list[str]) -> Section:
+def _with_label(label: str, lines: list[str], style: str = "") -> Section:
     table = labelled_table()
     for index, line in enumerate(lines):
-        table.add_row(label if index == 0 else "", Text(line, no_wrap=True))
+        table.add_row(label if index == 0 else "", Text(line, style, no_wrap=True))
     return Section(table, len(lines))
