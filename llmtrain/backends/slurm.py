@@ -33,6 +33,9 @@ from llmtrain.transport.srun import SrunTransport, StepSettings
 
 POLL_SECONDS = 2.0
 """Shortest time between two questions about a job; what is asked more often gets the last answer."""
+KEPT_VARIABLES = ("PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "LC_ALL", "TZ", "TMPDIR")
+SLURM_VARIABLES = ("SLURM_CONF", "SBATCH_", "SQUEUE_")
+"""What a job gets even with `export: none`."""
 REASON_SECONDS = 3.0
 """Longest wait after a submission for the scheduler's opinion."""
 
@@ -127,7 +130,7 @@ class SlurmBackend:
     def _submit_once(self, run: RunDir, name: str, known: Sequence[str]) -> str:
         script = str(run.scripts / BATCH_SCRIPT)
         try:
-            return self._calls.submit(script)
+            return self._calls.submit(script, self._hidden_variables())
         except SlurmUnreachableError as error:
             # The answer may have been lost, and not the request: look before saying that there is no job.
             try:
@@ -139,6 +142,15 @@ class SlurmBackend:
             if not fresh:
                 raise
             return fresh[0].partition("_")[0]
+
+    def _hidden_variables(self) -> list[str]:
+        """Variables of this shell that a job with `export: none` does not get."""
+        if self._config.export == "all":
+            return []
+        kept = {*KEPT_VARIABLES, *self._cluster.environment.pass_through}
+        return [
+            name for name in self._environment if name not in kept and not name.startswith(SLURM_VARIABLES)
+        ]
 
     def _refuse_hopeless(self, jobs: Sequence[str]) -> None:
         """Ask the scheduler, for a moment, whether it will ever start the job."""

@@ -44,9 +44,13 @@ class SlurmCalls:
     def __init__(self, transport: Transport, timeout: float) -> None:
         self._transport, self._timeout = transport, timeout
 
-    def submit(self, script: str) -> str:
-        """Submit a script; the job's id. Raises ConfigError when the profile is to blame, else SlurmError."""
-        text = self._run("sbatch", "--parsable", script)
+    def submit(self, script: str, without: Sequence[str] = ()) -> str:
+        """Submit a script; the job's id. Raises ConfigError when the profile is to blame, else SlurmError.
+
+        sbatch does not see the variables named in `without`, and so the job does not.
+        """
+        hidden = [word for name in without for word in ("-u", name)]
+        text = self._run(*(("env", *hidden) if hidden else ()), "sbatch", "--parsable", script)
         for line in text.splitlines():
             if match := _JOB_ID.fullmatch(line.strip()):
                 return match[1]
@@ -139,7 +143,7 @@ class SlurmCalls:
             ) from error
         stdout, stderr = done.stdout.decode("utf-8", "replace"), done.stderr.decode("utf-8", "replace")
         if done.exit_code:
-            raise refusal(argv[0], stderr or stdout)
+            raise refusal("sbatch" if "sbatch" in argv else argv[0], stderr or stdout)
         return stdout
 
 

@@ -105,7 +105,7 @@ class SlurmConfig:
     export: Literal["all", "none"] = "all"
     """Whether the job starts with the submitting shell's whole environment.
 
-    `none`: with `environment.pass_through` only, and with what a login sets.
+    `none`: with PATH, HOME, the user's name, the language, and what `environment.pass_through` names.
     """
     modules: tuple[Line, ...] = ()
     """Modules to load, in order."""

@@ -10,7 +10,6 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from llmtrain.config.cluster import ClusterProfile
 from llmtrain.config.slurm import SlurmConfig, slurm_config
 from llmtrain.errors import ConfigError, Problem
 from llmtrain.render.environment import Plain, environment
@@ -70,7 +69,6 @@ def render_slurm(job: JobFile, run: RunDir, *, python: str) -> str:
             signal=Plain(config.signal),
             modules=config.modules,
             setup=tuple(Plain(line) for line in config.setup),
-            export_none=config.export == "none",
             starts=SUPERVISOR_STARTS,
         )
     )
@@ -95,7 +93,7 @@ def directives(job: JobFile, run: RunDir) -> Iterator[Directive]:
     yield from _survival(config)
     yield from _chain(config)
     yield from _notices(config)
-    yield Directive(*_export(cluster, config))
+    yield Directive(*_export(config))
     for name, value in config.extra.items():
         yield Directive("From the cluster profile (backend.slurm.extra).", name, value or None)
 
@@ -194,11 +192,13 @@ def _notices(config: SlurmConfig) -> Iterator[Directive]:
             yield Directive(why, name, value)
 
 
-def _export(cluster: ClusterProfile, config: SlurmConfig) -> tuple[str, str, str]:
-    if config.export == "all":
-        return "The environment of the shell that submits.", "export", "ALL"
-    names = ",".join(cluster.environment.pass_through)
-    return "Nothing of the environment of the shell that submits, but these.", "export", names or "NONE"
+def _export(config: SlurmConfig) -> tuple[str, str, str]:
+    """Always all of what sbatch is started with: any other value makes SLURM run a login shell on the node
+    first, and hold the job when that takes long."""
+    why = "The environment of the shell that submits."
+    if config.export == "none":
+        why = "The environment of sbatch, which llmtrain starts with a few variables only."
+    return why, "export", "ALL"
 
 
 def time_limit(seconds: float) -> str:

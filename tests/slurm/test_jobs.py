@@ -287,15 +287,18 @@ def test_variables_reach_ranks_and_never_a_file(
     slurm_bed: SlurmBed, make_run: MakeRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("BED_TOKEN", "s3cr3t-7041")
-    for export in ("all", "none"):
+    monkeypatch.setenv("BED_OTHER", "other")
+    for export, said in (("all", "11other"), ("none", "11")):
         run = make_run(
             "cluster.environment.pass_through=[BED_TOKEN]", f"cluster.backend.slurm.export={export}", steps=2
         )
         node = run.scripts / "node.sh"
-        node.write_text(node.read_text().replace("exec", 'echo "${#BED_TOKEN}" >>"$0.said"\nexec', 1))
+        node.write_text(
+            node.read_text().replace("exec", 'echo "${#BED_TOKEN}${BED_OTHER:-}" >>"$0.said"\nexec', 1)
+        )
         submit(run)
         assert wait_ended(run).exit_status == 0
-        assert (run.scripts / "node.sh.said").read_text().split() == ["11"] * 4
+        assert (run.scripts / "node.sh.said").read_text().split() == [said] * 4
         for path in run.path.rglob("*"):
             assert not path.is_file() or b"s3cr3t-7041" not in path.read_bytes(), path
         assert "s3cr3t" not in json.dumps(processes(slurm_bed, run))

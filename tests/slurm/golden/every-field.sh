@@ -62,8 +62,8 @@
 #SBATCH --comment="it's \"a\" comment with \\ and $(date)"
 # Kept by accounting.
 #SBATCH --wckey=key
-# Nothing of the environment of the shell that submits, but these.
-#SBATCH --export=WANDB_API_KEY,HF_HOME
+# The environment of sbatch, which llmtrain starts with a few variables only.
+#SBATCH --export=ALL
 # From the cluster profile (backend.slurm.extra).
 #SBATCH --licenses=matlab:1
 # From the cluster profile (backend.slurm.extra).
@@ -80,7 +80,7 @@ complain() {
 }
 
 # ---- environment
-# --export of this job is not meant for its steps: they get the environment of this shell.
+# Steps get the environment of this shell, whatever --export the job was submitted with.
 export SLURM_EXPORT_ENV=ALL
 
 # The folder that containers must see.
