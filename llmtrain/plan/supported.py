@@ -1,5 +1,5 @@
-"""What the training engine refuses, with the field, the reason and what to type instead: asked before a launch
-and again by every rank.
+"""What the training engine refuses, with the field, the reason and what to type instead: asked before a
+launch and again by every rank.
 """
 
 from __future__ import annotations
