@@ -60,7 +60,7 @@ def follow(
     supervisor is gone without a word, the exit code is that of record.json, else FAILED. KeyboardInterrupt
     is left to the caller.
     """
-    if not console.is_terminal:
+    if not console.is_terminal or console.is_dumb_terminal:  # which cannot redraw in place
         status = _follow(run, Plain(console, since), since, is_alive, poll_seconds)
     else:
         with Live(console=console, auto_refresh=False) as live:

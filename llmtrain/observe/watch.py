@@ -19,7 +19,7 @@ def watch(run: RunDir, console: Console, *, interval: float) -> None:
 
     Where there is no terminal, new events are printed as plain lines instead. KeyboardInterrupt ends it.
     """
-    if not console.is_terminal:
+    if not console.is_terminal or console.is_dumb_terminal:
         follow(run, console=console, poll_seconds=interval)
         return
     reader = RunReader(run)

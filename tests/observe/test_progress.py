@@ -133,3 +133,14 @@ def test_watch_leaves_the_last_view_on_the_terminal(tmp_path) -> None:
     thread.join()
     last = out.getvalue().rpartition("\x1b[?1049l")[2]
     assert "tiny-1  finished" in last and "5 of 5" in last
+
+
+def test_a_terminal_that_cannot_redraw_gets_lines(tmp_path, monkeypatch):
+    monkeypatch.setenv("TERM", "dumb")
+    run = make_run(tmp_path)
+    out = console(terminal=True)
+    assert out[0].is_dumb_terminal
+    thread = play(run)
+    assert follow(run, console=out[0], poll_seconds=0.02) == 0
+    thread.join()
+    assert "step 1/" in out[1].getvalue()
