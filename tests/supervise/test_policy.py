@@ -8,7 +8,15 @@ import pytest
 
 from llmtrain.errors import ExitStatus
 from llmtrain.run.record import AttemptRecord
-from llmtrain.supervise.policy import AttemptEnd, Budget, Decision, History, decide, restarts_without_progress
+from llmtrain.supervise.policy import (
+    AttemptEnd,
+    Budget,
+    Decision,
+    History,
+    decide,
+    past_budget,
+    restarts_without_progress,
+)
 
 BUDGET = Budget(nodes=32, node_loss=0.2, restarts_without_progress=3)
 
@@ -110,6 +118,21 @@ def test_same_user_error_twice_is_hopeless(errors: tuple[str, ...], first: int, 
 )
 def test_node_budget_is_a_floor_without_rounding_error(nodes: int, share: float, losable: int) -> None:
     assert Budget(nodes=nodes, node_loss=share, restarts_without_progress=3).losable_nodes == losable
+
+
+@pytest.mark.parametrize(
+    ("nodes", "share", "fewest", "losable"),
+    [(5, 0.2, 3, 2), (5, 0.2, 5, 1), (5, 0.2, 4, 1), (5, 0.0, 1, 4), (32, 0.2, 20, 12)],
+)
+def test_a_person_may_allow_more_losses_and_never_fewer(
+    nodes: int, share: float, fewest: int, losable: int
+) -> None:
+    budget = Budget(nodes=nodes, node_loss=share, restarts_without_progress=3, fewest_nodes=fewest)
+    assert budget.losable_nodes == losable
+    lost = [f"n{index}" for index in range(losable)]
+    assert past_budget(lost, budget) is None
+    over = past_budget([*lost, "last"], budget)
+    assert over is not None and over.short_of_nodes and over.exit_status == 93
 
 
 def test_back_off_doubles_without_progress_and_is_none_after_progress() -> None:

@@ -1,0 +1,101 @@
+"""The frozen ladder: from plan.json and allowance.json, strictly, the global batch kept on every rung."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from llmtrain import __version__
+from llmtrain.errors import InfeasibleError, RunError, UsageError
+from llmtrain.plan.document import plan_document
+from llmtrain.plan.make import make_plan
+from llmtrain.run.atomic import write_json
+from llmtrain.run.job_file import JobFile
+from llmtrain.run.ladder_file import read_allowance, read_ladder
+from llmtrain.run.layout import RunDir
+from llmtrain.supervise.allowance import allow_fewer
+from tests.support.breakable import several_nodes
+
+
+def planned(folder: Path) -> tuple[RunDir, JobFile]:
+    """A recipe that fixes all its degrees, over ten nodes of one rank."""
+    fixed = ("parallel.dp=5", "parallel.tp=1", "parallel.pp=2", "batch.micro=2")
+    spec = several_nodes(folder, *fixed, nodes=10)
+    plan = make_plan(spec)
+    run = RunDir(folder)
+    write_json(run.plan_json, plan_document(plan))
+    return run, JobFile(run_id="r", version=__version__, spec=spec, layout=plan.plans[0].layout)
+
+
+def test_a_recipe_that_fixes_all_degrees_steps_down_in_dp_first(tmp_path: Path) -> None:
+    run, job = planned(tmp_path)
+    rungs = read_ladder(run, 16)
+    assert [(r.nodes, r.layout.dp, r.layout.pp) for r in rungs if r.layout] == [
+        (10, 5, 2),
+        (9, 4, 2),
+        (8, 4, 2),
+    ]
+    assert rungs[0].layout == job.layout
+    assert rungs[0].micro_batches == (2, 2, 2, 1, 1)
+    assert {2 * sum(rung.micro_batches) for rung in rungs} == {16}
+
+
+def test_a_person_extends_the_ladder_below_the_budget(tmp_path: Path) -> None:
+    run, job = planned(tmp_path)
+    before = read_ladder(run, 16)
+    allow_fewer(run, job, 3)
+    rungs = read_ladder(run, 16)
+    assert rungs[:3] == before
+    assert [(r.nodes, r.layout.dp) for r in rungs[3:] if r.layout] == [(7, 3), (6, 3), (5, 2), (4, 2), (3, 1)]
+    allowed = read_allowance(run)
+    assert allowed is not None and allowed.fewest_nodes == 3
+
+
+def test_what_a_person_may_not_allow(tmp_path: Path) -> None:
+    run, job = planned(tmp_path)
+    with pytest.raises(UsageError, match="the run has 10 nodes"):
+        allow_fewer(run, job, 11)
+    with pytest.raises(InfeasibleError) as caught:
+        allow_fewer(run, job, 1)  # two stages need two nodes
+    assert "nothing fits on 1 nodes" in str(caught.value)
+    assert caught.value.problems[0].hint.startswith("2 nodes are the fewest")
+    assert read_allowance(run) is None
+
+
+def edit(run: RunDir, change: Any) -> None:
+    document = json.loads(run.plan_json.read_text())
+    change(document)
+    run.plan_json.write_text(json.dumps(document))
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda d: d.pop("ladder"), "holds no ladder"),
+        (lambda d: d["ladder"][1].pop("layout"), "holds no ladder"),
+        (lambda d: d["ladder"][1]["layout"].update(dpp=3), "dpp"),
+        (lambda d: d["ladder"][1]["layout"].update(dp="four"), "dp"),
+        (lambda d: d["ladder"][1]["layout"].update(dp=3), "rung for 9 nodes splits the batch"),
+        (lambda d: d["ladder"][2].update(micro_batches=[2, 2, 2, 1]), "rung for 8 nodes splits the batch"),
+        (lambda d: d["ladder"][2]["layout"].update(micro_batch=3), "does not divide"),
+    ],
+)
+def test_a_ladder_that_was_edited_is_refused(tmp_path: Path, change: Any, words: str) -> None:
+    run, _ = planned(tmp_path)
+    edit(run, change)
+    with pytest.raises(RunError, match=words) as caught:
+        read_ladder(run, 16)
+    assert str(run.plan_json) in caught.value.text()
+
+
+def test_a_ladder_that_is_gone_or_torn(tmp_path: Path) -> None:
+    run, _ = planned(tmp_path)
+    run.plan_json.write_text(run.plan_json.read_text()[:100])
+    with pytest.raises(RunError, match="holds no ladder"):
+        read_ladder(run, 16)
+    run.plan_json.unlink()
+    with pytest.raises(RunError, match="no such file"):
+        read_ladder(run, 16)
