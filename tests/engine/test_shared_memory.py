@@ -94,3 +94,18 @@ def test_too_much_is_left_to_gloo() -> None:
 def test_a_member_on_another_host_sends_all_to_gloo() -> None:
     answers = iter([["/dev/shm/llmtrain-of-another-host", ""], ["no", "yes"]])
     assert open_shared_memory(1, 2, 64, lambda text: next(answers)) is None
+
+
+def test_what_a_killed_group_left_is_removed() -> None:
+    old, young = (FOLDER / f"llmtrain-left-by-test-{os.getpid()}-{age}" for age in ("old", "young"))
+    try:
+        for folder in (old, young):
+            folder.mkdir()
+        os.utime(old, (1, 1))
+        assert open_shared_memory(0, 1, 4096, lambda text: [text]) is not None
+        assert not old.exists()
+        assert young.exists()
+    finally:
+        for folder in (old, young):
+            if folder.exists():
+                folder.rmdir()

@@ -12,6 +12,7 @@ import mmap
 import os
 import shutil
 import tempfile
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -29,6 +30,9 @@ MOST_MEMBERS = 16
 """Every member writes to every other one."""
 LARGEST_SLOT = 8 << 20
 """Bytes; containers often have 64 MB of shared memory in all."""
+PREFIX = "llmtrain-"
+STALE_SECONDS = 600.0
+"""A folder exists only while the members of a group connect; an older one was left by a kill in between."""
 
 
 class _Operation:
@@ -189,8 +193,9 @@ def open_shared_memory(
 
 def _make_folder(size: int, slot_bytes: int) -> str:
     """A folder with the slots' file and a pipe for every pair; "" when the host cannot have one."""
+    _remove_stale()
     try:
-        folder = Path(tempfile.mkdtemp(prefix="llmtrain-", dir=FOLDER))
+        folder = Path(tempfile.mkdtemp(prefix=PREFIX, dir=FOLDER))
     except OSError:
         return ""
     try:
@@ -204,6 +209,14 @@ def _make_folder(size: int, slot_bytes: int) -> str:
         shutil.rmtree(folder, ignore_errors=True)
         return ""
     return str(folder)
+
+
+def _remove_stale() -> None:
+    """Remove what killed groups of this user left behind."""
+    for folder in FOLDER.glob(f"{PREFIX}*"):
+        with suppress(OSError):
+            if folder.stat().st_uid == os.getuid() and time.time() - folder.stat().st_mtime > STALE_SECONDS:
+                shutil.rmtree(folder, ignore_errors=True)
 
 
 def _attach(folder: Path, index: int, size: int, slot_bytes: int) -> SharedMemory:
