@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import signal
 import time
 from collections.abc import Callable
@@ -18,6 +19,8 @@ POLL_SECONDS = 0.5
 SETTLE_SECONDS = 90.0
 """How long a job that stopped early may take to leave, or to be queued again."""
 SHOWN_LINES = 10
+RECORD_BYTES = 1 << 16
+"""Room that a record and its temporary copy need."""
 
 
 def wait_in_queue(backend: Backend, handle: JobHandle, is_unwanted: Callable[[], bool]) -> JobStatus | None:
@@ -111,7 +114,16 @@ def exit_code_of_job(run: RunDir, status: JobStatus, code: int, since: float) ->
         console.say(f"the job ended as {status.raw} with exit code {status.exit_code}; {go_on}")
         known = [each.value for each in ExitStatus]
         return status.exit_code if status.exit_code in known else ExitStatus.FAILED
+    if status.exit_code:
+        why = "no space is left on the device" if _is_full(run) else f"see {run.supervisor_log}"
+        console.say(f"the supervisor left with exit code {status.exit_code} and could not record why: {why}")
+        console.say(f"when that is mended, {go_on}")
     return code
+
+
+def _is_full(run: RunDir) -> bool:
+    """Whether the file system of a run has no room for a record."""
+    return shutil.disk_usage(run.path).free < RECORD_BYTES
 
 
 def _recorded_since(run: RunDir, since: float) -> bool:

@@ -137,7 +137,7 @@ def test_watch_leaves_the_last_view_on_the_terminal(tmp_path) -> None:
 
 def test_a_terminal_that_cannot_redraw_gets_lines(tmp_path, monkeypatch):
     monkeypatch.setenv("TERM", "dumb")
-    run = make_run(tmp_path)
+    run = make_run(tmp_path / "tiny-1", steps=5)
     out = console(terminal=True)
     assert out[0].is_dumb_terminal
     thread = play(run)
