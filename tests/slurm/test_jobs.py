@@ -20,6 +20,9 @@ from tests.support.stand_in_runs import events, step_reached, wait_for
 
 pytestmark = pytest.mark.e2e
 
+ONE_SPARE = ("cluster.spares=1", "parallel.dp=3", "batch.global=12", "faults.node_loss_budget=0.5")
+"""Three nodes of ranks and a fourth in reserve; of four nodes, one is more than the usual budget allows."""
+
 
 def ended(run: RunDir) -> RunRecord | None:
     record = read_record(run)
@@ -129,7 +132,7 @@ def test_scancel_ends_the_job_for_good(slurm_bed: SlurmBed, make_run: MakeRun) -
 def test_a_downed_node_is_left_out_and_a_spare_takes_its_place(
     slurm_bed: SlurmBed, make_run: MakeRun
 ) -> None:
-    run = make_run("cluster.spares=1", "parallel.dp=3", "batch.global=12", steps=60, step_seconds=0.2)
+    run = make_run(*ONE_SPARE, steps=60, step_seconds=0.2)
     job = submit(run).id
     wait_for(lambda: step_reached(run, 3), 60, "step 3")
     slurm_bed.slurm("scontrol", "update", "nodename=node2", "state=down", "reason=test")
@@ -146,7 +149,7 @@ def test_a_downed_node_is_left_out_and_a_spare_takes_its_place(
 
 @pytest.mark.parametrize("fault", ["crash", "power"])
 def test_a_lost_node_that_slurm_has_not_noticed(slurm_bed: SlurmBed, make_run: MakeRun, fault: str) -> None:
-    run = make_run("cluster.spares=1", "parallel.dp=3", "batch.global=12", steps=80, step_seconds=0.5)
+    run = make_run(*ONE_SPARE, steps=80, step_seconds=0.5)
     submit(run)
     wait_for(lambda: step_reached(run, 3), 60, "step 3")
     slurm_bed.fault(fault, "node3")
