@@ -8,11 +8,12 @@ import time
 from dataclasses import replace
 
 from llmtrain.backends.base import AllocationBackend, Backend
+from llmtrain.backends.preflight import PreflightError
 from llmtrain.config.codec import to_json
 from llmtrain.errors import ExitStatus, InfeasibleError, LlmtrainError
 from llmtrain.events.schema import AttemptEnded, AttemptStarted, Decided, RunEnded
 from llmtrain.events.writer import EventWriter
-from llmtrain.run.checkpoints import ever_committed
+from llmtrain.run.checkpoints import ever_committed, list_checkpoints
 from llmtrain.run.job_file import AttemptFile, JobFile, write_attempt_file
 from llmtrain.run.layout import RunDir
 from llmtrain.run.lease import Lease
@@ -109,7 +110,7 @@ class Supervisor:
                 reason="stopped before the first attempt",
                 exit_status=ExitStatus.RESUMABLE,
             )
-        except InfeasibleError as error:
+        except (InfeasibleError, PreflightError) as error:
             return short_of_nodes(str(error))
         except LlmtrainError as error:
             return Decision(action="give_up", reason=error.text(), exit_status=error.exit_status)
@@ -194,7 +195,9 @@ class Supervisor:
     def _end(self, decision: Decision, writer: EventWriter) -> ExitStatus:
         message = decision.reason
         if decision.action == "stop" or decision.short_of_nodes:
-            step = self._record.committed_step
+            # On disk may be one whose event died with the node of rank 0.
+            on_disk = [checkpoint.step for checkpoint in list_checkpoints(self._run_dir.checkpoints)]
+            step = max([*on_disk, self._record.committed_step])
             where = f"newest checkpoint: step {step}" if step else "there is no checkpoint yet"
             message = f"{decision.reason}; {where}; {self._how_to_go_on(decision)}"
         ended = replace(
