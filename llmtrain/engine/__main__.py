@@ -59,10 +59,13 @@ def _train(run: RunDir, env: RankEnv, writer: EventWriter, stop: StopFlag) -> in
 
 def _failure(error: BaseException) -> RankFailed:
     try:
-        from llmtrain.engine.failures import describe, error_class
+        from llmtrain.engine.failures import FailedInStep, describe, error_class
     except ImportError:  # torch itself could not be imported
         return RankFailed(error=f"{type(error).__name__}: {error}", error_class="user_code")
-    return RankFailed(error=describe(error), error_class=error_class(error))
+    step = 0
+    if isinstance(error, FailedInStep):
+        step, error = error.step, error.cause
+    return RankFailed(error=describe(error), error_class=error_class(error), step=step)
 
 
 if __name__ == "__main__":

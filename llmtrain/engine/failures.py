@@ -12,6 +12,14 @@ class NumericError(LlmtrainError):
     """A loss or a gradient is not finite; raised on all ranks, before the weights change."""
 
 
+class FailedInStep(Exception):
+    """What training raised, and in which step."""
+
+    def __init__(self, step: int, cause: BaseException) -> None:
+        super().__init__(f"in step {step}")
+        self.step, self.cause = step, cause
+
+
 _COMMUNICATION_WORDS = ("gloo", "nccl", "connection", "process group", "collective", "store", "socket")
 
 

@@ -10,6 +10,7 @@ import torch.distributed as dist
 from llmtrain.corpus.prepared import PreparedCorpus, open_prepared
 from llmtrain.engine.build import Parts, build_parts
 from llmtrain.engine.device import choose_device, init_process_group
+from llmtrain.engine.failures import FailedInStep
 from llmtrain.engine.loop import Loop, peak_flops
 from llmtrain.engine.process import StopFlag
 from llmtrain.engine.rank_env import RankEnv
@@ -26,8 +27,8 @@ Emit = Callable[[Payload], None]
 def run_rank(
     run: RunDir, env: RankEnv, job: JobFile, attempt: AttemptFile, *, emit: Emit, stop: StopFlag
 ) -> None:
-    """Train until the end or until asked to stop. Raises ConfigError, CorpusError, CheckpointError,
-    NumericError, and what torch raises; `emit` has told the phases so far."""
+    """Train until the end or until asked to stop. Raises ConfigError, CorpusError, CheckpointError, and what
+    torch raises before the first step, then FailedInStep; `emit` has told the phases so far."""
     if attempt.layout.world_size != env.world_size:
         raise ConfigError(
             [
@@ -55,7 +56,10 @@ def run_rank(
         _warn_about_restart(progress.step, reason, emit)
     peak = peak_flops(accelerator, recipe.precision.mode)
     loop = Loop(parts, checkpoints, emit, should_stop=lambda: stop.is_set, peak_flops=peak)
-    ended = loop.run(progress)
+    try:
+        ended = loop.run(progress)
+    except BaseException as error:
+        raise FailedInStep(loop.step, error) from error
     leave(parts)
     emit(RankFinished(reason=ended, step=loop.step))
 

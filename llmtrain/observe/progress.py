@@ -13,7 +13,7 @@ from rich.live import Live
 from llmtrain.errors import ExitStatus
 from llmtrain.events.event import Event
 from llmtrain.events.moments import describe
-from llmtrain.events.schema import CheckpointCommitted, Evaluated, PhaseStarted, StepFinished
+from llmtrain.events.schema import CheckpointCommitted, Evaluated, PhaseStarted, RunEnded, StepFinished
 from llmtrain.observe.run_reader import RunReader, RunView
 from llmtrain.observe.status import status_screen
 from llmtrain.observe.terminal import screen_of
@@ -126,7 +126,7 @@ class OnTerminal:
         for event in events:
             moment = describe(event)
             if moment is not None and moment.level != "info" and event.time >= self._since:
-                text = f"{clock(event.time)}  {first_line(moment.text)}"
+                text = f"{clock(event.time)}  {told(event, moment.text)}"
                 console.print(text, style=STYLES.get(moment.level, ""))
         screen = screen_of(console, full=True)
         self._live.update(status_screen(view, screen), refresh=True)
@@ -155,7 +155,7 @@ class Plain:
     def _lines(self, view: RunView, event: Event) -> Iterator[str]:
         moment = describe(event)
         if moment is not None:
-            head = first_line(moment.text)
+            head = told(event, moment.text)
             yield head if moment.level == "info" else f"{moment.level}: {head}"
         match event.payload:
             case StepFinished() as step:
@@ -187,9 +187,9 @@ def step_line(view: RunView, step: StepFinished) -> str:
     return "  ".join(parts)
 
 
-def first_line(text: str) -> str:
-    """An error's first line; the rest is in the logs."""
-    return text.partition("\n")[0]
+def told(event: Event, text: str) -> str:
+    """An error's first line, since the rest is in the logs; but all of how the run ended and what to do."""
+    return text if isinstance(event.payload, RunEnded) else text.partition("\n")[0]
 
 
 def clock(when: float) -> str:

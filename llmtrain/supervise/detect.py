@@ -65,9 +65,10 @@ def _ranks(reports: Reports, now: float) -> Iterator[Finding]:
         error, end = reports.errors.get(rank), reports.ends.get(rank)
         if error is not None:
             payload = error.payload
+            where = f"in step {payload.step}" if payload.step else "before its first step"
             yield Finding(
                 kind="rank_failed",
-                message=f"rank {rank} failed in step {payload.step}: {payload.error}",
+                message=f"rank {rank} failed {where}: {payload.error}",
                 at=error.at,
                 rank=rank,
                 node=reports.node_of.get(rank),
