@@ -7,6 +7,7 @@ import subprocess
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from pathlib import Path
 
 import psutil
 
@@ -25,6 +26,8 @@ TORCHRUN_SECONDS = 10.0
 COLLECT_SECONDS = 1.0
 """For the kernel to hand over ranks that were killed with their torchrun."""
 REPORTED_LINES = 20
+STATE, EXIT_CODE = 0, 49
+"""Places in /proc/PID/stat after the command's name: fields 3 and 52 of proc(5), a wait status the latter."""
 
 
 class ScriptWatch:
@@ -60,7 +63,7 @@ class ScriptWatch:
         ended = list(self.ranks.ended())
         self._relay_events()
         # A torchrun that is killed takes its ranks along: then it is the one to name.
-        with_torchrun = (self.script.poll() or 0) < 0
+        with_torchrun = (self.script.poll() or 0) < 0 or self._is_being_killed()
         for process, code in ended:
             self._report_end(process, code, killed=with_torchrun)
             if code is None:
@@ -105,6 +108,16 @@ class ScriptWatch:
         lines = () if exit_code == 0 else last_lines(self._log, REPORTED_LINES)
         self._send(messages.ScriptEnded(exit_code=exit_code, lines=lines))
         self.is_over = True
+
+    def _is_being_killed(self) -> bool:
+        """Whether a signal has ended torchrun's main thread and the kernel still waits for its other threads:
+        the ranks hear of the main thread's end, the parent only of the last one's."""
+        try:
+            stat = Path(f"/proc/{self.script.pid}/stat").read_text(encoding="ascii", errors="replace")
+            fields = stat.rpartition(")")[2].split()
+            return fields[STATE] in ("Z", "X") and int(fields[EXIT_CODE]) & 0x7F != 0
+        except (OSError, IndexError, ValueError):
+            return False
 
     def _relay_events(self) -> None:
         for line in self._relay.poll():
