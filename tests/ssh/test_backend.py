@@ -254,6 +254,22 @@ def test_hostfile(bed_home, ssh_bed, tmp_path) -> None:
     assert [node.name for node in nodes] == ["node4", "node1", "node2", "node3"]
 
 
+def test_nodes_that_come_back_are_found_in_bounded_time(bed_home, ssh_bed, tmp_path) -> None:
+    profile = ssh_runs.write_profile(tmp_path / "bed.yaml", ssh_bed, nodes=4)
+    spec, run = resolve("tiny", str(profile)), RunDir(tmp_path / "run")
+    run.path.mkdir()
+    backend = SshBackend(spec.cluster)
+    ssh_bed.fault("cut", "node2")
+    assert [node.name for node in backend.nodes(spec, run, fewest=3)] == ["node1", "node3", "node4"]
+    began = time.monotonic()
+    assert not backend.look_at(["node2"], spec, run, seconds=4.0)
+    assert time.monotonic() - began < 6.0
+    ssh_bed.restore()
+    [node] = backend.look_at(["node2", "elsewhere"], spec, run, seconds=10.0)
+    assert (node.name, node.address) == ("node2", ssh_bed.address("node2"))
+    assert node.environment["GLOO_SOCKET_IFNAME"] == "eth0"
+
+
 # ---- the command line
 @pytest.mark.parametrize(
     ("override", "status", "text"),
