@@ -123,8 +123,8 @@ class SlurmBackend:
             raise UsageError(
                 f"job {row.id} of this run is still there ({row.state.lower()}{reason})",
                 where=str(run.path),
-                hint=f"watch it with `llmtrain status {run.path} --watch`, "
-                f"or end it with `llmtrain stop {run.path}`",
+                hint=f"watch it with `llmtrain status {run.argument} --watch`, "
+                f"or end it with `llmtrain stop {run.argument}`",
             )
 
     def _submit_once(self, run: RunDir, name: str, known: Sequence[str]) -> str:

@@ -30,7 +30,7 @@ def start_and_attach(run: RunDir, job: JobFile, backend: Backend, *, detach: boo
             console.emit_json({"run": run.run_id, "path": str(run.path), "job": str(handle)})
         else:
             console.say(f"run {run.run_id} goes on by itself ({handle})")
-            console.say(f"watch: llmtrain status {run.path} --watch\nstop:  llmtrain stop {run.path}")
+            console.say(f"watch: llmtrain status {run.argument} --watch\nstop:  llmtrain stop {run.argument}")
         return ExitStatus.DONE
     code = _attach(run, backend, handle, since, stops)
     if as_json:
@@ -51,7 +51,7 @@ def _attach(run: RunDir, backend: Backend, handle: JobHandle, since: float, stop
         begun = wait_in_queue(backend, handle, stops.are_wanted)
         if begun is None:
             end_job(run, backend, handle, QUEUE_SECONDS)
-            console.say(f"taken out of the queue; go on with `llmtrain resume {run.path}`")
+            console.say(f"taken out of the queue; go on with `llmtrain resume {run.argument}`")
             return ExitStatus.RESUMABLE
         code = follow(run, console=make_console(stderr=True), since=since, is_alive=is_alive)
         stopped = time.time()

@@ -128,7 +128,7 @@ def import_(
         console.emit_json({"run": run.run_id, "path": str(run.path), "imported": str(source)})
         return
     console.emit(f"{run.path}: starts from {source}")
-    console.say(f"start it with `llmtrain resume {run.path}`")
+    console.say(f"start it with `llmtrain resume {run.argument}`")
 
 
 def _whole_checkpoint(run: RunDir, run_id: str, step: int | None) -> Checkpoint:

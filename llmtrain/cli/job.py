@@ -100,7 +100,7 @@ def exit_code_of_job(run: RunDir, status: JobStatus, code: int, since: float) ->
         JobState.NODE_FAILED,
         JobState.CANCELLED,
     )
-    go_on = f"go on with `llmtrain resume {run.path}`"
+    go_on = f"go on with `llmtrain resume {run.argument}`"
     if recorded:
         return code
     if status.state in ended_by_scheduler:

@@ -73,7 +73,7 @@ def _wait(run: RunDir, holder: LeaseHolder, grace: float) -> None:
     deadline = time.monotonic() + grace + TEAR_DOWN_SECONDS
     while (current := read_holder(run)) is not None and current.is_alive and current.token == holder.token:
         if time.monotonic() > deadline:
-            hint = f"`llmtrain stop {run.path} --now` kills it; the supervisor is {holder.describe()}"
+            hint = f"`llmtrain stop {run.argument} --now` kills it; the supervisor is {holder.describe()}"
             raise RunError("the run has not stopped in time", where=str(run.path), hint=hint)
         time.sleep(0.1)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -78,6 +79,11 @@ class RunDir:
     def run_id(self) -> str:
         """The folder's name."""
         return self.path.name
+
+    @property
+    def argument(self) -> str:
+        """The folder as it is typed on a command line, quoted where a shell needs it."""
+        return shlex.quote(str(self.path))
 
     @property
     def job_json(self) -> Path:

@@ -133,8 +133,8 @@ def refuse_if_supervised(run: RunDir, *, dead: int | None = None) -> LeaseHolder
         raise UsageError(
             f"run {run.run_id} is already supervised by {holder.describe()}",
             where=str(run.path),
-            hint=f"watch it with `llmtrain status {run.path} --watch`, "
-            f"or end it with `llmtrain stop {run.path}`",
+            hint=f"watch it with `llmtrain status {run.argument} --watch`, "
+            f"or end it with `llmtrain stop {run.argument}`",
         )
     return holder
 

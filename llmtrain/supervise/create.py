@@ -34,7 +34,7 @@ def run_dir_for(recipe: str, storage: str, given: Path | None) -> RunDir:
     path = Path(os.path.normpath(given.expanduser().absolute()))
     run = RunDir(path)
     if run.job_json.exists():
-        hint = f"go on with it by `llmtrain resume {path}`, or choose another --run-dir"
+        hint = f"go on with it by `llmtrain resume {run.argument}`, or choose another --run-dir"
         raise UsageError("there is a run in this folder already", where=str(path), hint=hint)
     if path.exists() and (not path.is_dir() or any(path.iterdir())):
         raise UsageError("is not an empty folder", where=str(path), hint="choose another --run-dir")

@@ -213,7 +213,7 @@ class Supervisor:
         return decision.exit_status
 
     def _how_to_go_on(self, decision: Decision) -> str:
-        resume = f"llmtrain resume {self._run_dir.path}"
+        resume = f"llmtrain resume {self._run_dir.argument}"
         left = self._members.left(self._record)
         if not decision.short_of_nodes or not left:
             return f"go on with `{resume}`"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import subprocess
 import sys
 import threading
@@ -52,6 +53,17 @@ def test_first_holder_gets_token_1_and_a_second_is_refused(run: RunDir) -> None:
     assert f"already supervised by pid {os.getpid()} on host" in error.value.text()
     assert "llmtrain stop" in error.value.text()
     lease.check()
+
+
+def test_what_to_type_is_quoted_for_a_shell(tmp_path: Path) -> None:
+    run = RunDir(tmp_path / "a b's $x")
+    run.path.mkdir()
+    lease = acquire(run)
+    with pytest.raises(UsageError) as error:
+        acquire(run)
+    typed = error.value.text().partition("llmtrain stop ")[2].partition("`")[0]
+    assert shlex.split(typed) == [str(run.path)]
+    lease.release()
 
 
 def test_released_lease_is_free_and_the_token_rises(run: RunDir) -> None:
