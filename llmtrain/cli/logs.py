@@ -55,8 +55,12 @@ def _logs(
     prefix = not no_prefix and rank is None
     files = log_files(found, rank=rank, attempt=attempt)
     if not follow:
+        silent = True
         for line in read_logs(files, lines=lines, prefix=prefix):
             console.emit(line)
+            silent = False
+        if silent and lines != 0:  # Of a healthy run this is all: steps are events.
+            console.say(f"nothing was printed; what it did: llmtrain status {found.argument}")
         return
     listing = partial(log_files, found, rank=rank, attempt=attempt)
     lines = 10 if lines is None else lines

@@ -70,6 +70,8 @@ def test_logs(capsys, runs) -> None:
     assert outcome(capsys, "logs", "tiny-0001", "--runs", runs, "--rank", "0")[1] == "hello from rank 0\n"
     code, out, _ = outcome(capsys, "logs", "tiny-0001", "--runs", runs, "-f")
     assert (code, out) == (0, "[rank 0] hello from rank 0\n"), "following a run that is over ends at once"
+    code, out, err = outcome(capsys, "logs", "tiny-0001", "--runs", runs, "--rank", "1")
+    assert (code, out) == (0, "") and err.startswith("nothing was printed; what it did: llmtrain status ")
 
 
 def test_doctor(capsys, tmp_path) -> None:
