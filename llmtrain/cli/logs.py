@@ -5,12 +5,19 @@ from __future__ import annotations
 import sys
 from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from llmtrain.cli import console
+from llmtrain.cli.options import Json
 from llmtrain.cli.status import Runs
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from llmtrain.observe.logs import LogFile
+    from llmtrain.run.layout import RunDir
 
 
 def register(app: typer.Typer) -> None:
@@ -43,24 +50,27 @@ def _logs(
     ] = None,
     no_prefix: Annotated[bool, typer.Option("--no-prefix", help="Lines as they were printed.")] = False,
     runs: Runs = Path("runs"),
+    as_json: Json = False,
 ) -> None:
     """Print and follow the logs of a run.
 
     Without --rank each line stands after the name of who wrote it.
     """
-    from llmtrain.observe.logs import follow_logs, log_files, read_logs, run_over
+    from llmtrain.errors import UsageError
+    from llmtrain.observe.logs import follow_logs, log_files, run_over
     from llmtrain.run.find import find_run
 
+    if follow and as_json:
+        hint = "leave one out; lines that come need --follow alone"
+        raise UsageError("--follow and --json exclude each other", where="--follow", hint=hint)
     found = find_run(run, runs)
     prefix = not no_prefix and rank is None
     files = log_files(found, rank=rank, attempt=attempt)
     if not follow:
-        silent = True
-        for line in read_logs(files, lines=lines, prefix=prefix):
-            console.emit(line)
-            silent = False
-        if silent and lines != 0:  # Of a healthy run this is all: steps are events.
-            console.say(f"nothing was printed; what it did: llmtrain status {found.argument}")
+        if as_json:
+            _emit_document(found, files, lines)
+        else:
+            _emit_lines(found, files, lines, prefix=prefix)
         return
     listing = partial(log_files, found, rank=rank, attempt=attempt)
     lines = 10 if lines is None else lines
@@ -70,3 +80,25 @@ def _logs(
             sys.stdout.flush()
     except KeyboardInterrupt:
         raise typer.Exit(0) from None
+
+
+def _emit_lines(run: RunDir, files: Sequence[LogFile], lines: int | None, *, prefix: bool) -> None:
+    from llmtrain.observe.logs import read_logs
+
+    silent = True
+    for line in read_logs(files, lines=lines, prefix=prefix):
+        console.emit(line)
+        silent = False
+    if silent and lines != 0:  # Of a healthy run this is all: steps are events.
+        console.say(f"nothing was printed; what it did: llmtrain status {run.argument}")
+
+
+def _emit_document(run: RunDir, files: Sequence[LogFile], lines: int | None) -> None:
+    """The same lines as one object; `attempt` is null for the supervisor, who outlives attempts."""
+    from llmtrain.observe.logs import log_lines
+
+    told = [
+        {"source": file.label, "attempt": file.attempt, "text": text}
+        for file, text in log_lines(files, lines)
+    ]
+    console.emit_json({"run": run.run_id, "lines": told})

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from llmtrain.cli import console
+from llmtrain.cli.options import Json
 from llmtrain.cli.status import Runs
 
 
@@ -26,6 +27,7 @@ def _report(
     ] = None,
     whole: Annotated[bool, typer.Option("--whole", help="Read every event, however many.")] = False,
     runs: Runs = Path("runs"),
+    as_json: Json = False,
 ) -> None:
     """Write a run as one HTML page with plots that needs no network."""
     from llmtrain.errors import UsageError
@@ -36,8 +38,12 @@ def _report(
 
     found = find_run(run, runs)
     path = out or Path(f"{found.run_id}.html")
+    page = report_page(read_view(found, whole=whole))
     try:
-        write_atomic(path, report_page(read_view(found, whole=whole)))
+        write_atomic(path, page)
     except OSError as error:
         raise UsageError(f"cannot write {path}: {error.strerror}", where="--out") from error
+    if as_json:
+        document = {"run": found.run_id, "path": str(path.absolute()), "bytes": path.stat().st_size}
+        console.emit_json(document)
     console.say(f"wrote {path}")

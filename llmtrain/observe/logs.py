@@ -30,6 +30,8 @@ class LogFile:
 
     label: str
     path: Path
+    attempt: int | None = None
+    """None: it is of the whole run."""
 
 
 @dataclass(slots=True)
@@ -84,9 +86,9 @@ def log_files(run: RunDir, *, rank: int | None = None, attempt: int | None = Non
         raise UsageError(f"run {run.run_id} has no rank {rank}", where="--rank", hint=hint)
     chosen = attempt or (numbers[-1] if numbers else None)
     if rank is not None:
-        return [LogFile(f"rank {rank}", run.attempt(chosen).rank_log(rank))] if chosen else []
+        return [LogFile(f"rank {rank}", run.attempt(chosen).rank_log(rank), chosen)] if chosen else []
     files = (
-        [LogFile(_label(path), path) for path in sorted(_entries(run.attempt(chosen)), key=_order)]
+        [LogFile(_label(path), path, chosen) for path in sorted(_entries(run.attempt(chosen)), key=_order)]
         if chosen
         else []
     )
@@ -106,9 +108,15 @@ def run_over(run: RunDir) -> Callable[[], bool]:
 
 def read_logs(files: Sequence[LogFile], *, lines: int | None = None, prefix: bool = True) -> Iterator[str]:
     """Lines of all files, one file after the other; only the last `lines` of each when given."""
+    for file, line in log_lines(files, lines):
+        yield _labelled(file, line, prefix)
+
+
+def log_lines(files: Sequence[LogFile], lines: int | None = None) -> Iterator[tuple[LogFile, str]]:
+    """What `read_logs` tells, each line with the file that it stands in."""
     for file in files:
         for line in last_lines(file.path, lines):
-            yield _labelled(file, line, prefix)
+            yield file, line
 
 
 def follow_logs(

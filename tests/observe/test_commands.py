@@ -1,6 +1,7 @@
 """`status`, `logs` and `doctor` as typed."""
 
 import json
+from pathlib import Path
 
 import pytest
 
@@ -57,6 +58,7 @@ def test_status_of_one_run_by_path_and_by_beginning(capsys, runs) -> None:
         (["status", "x", "--watch", "--json"], "error: --watch: --watch and --json exclude each other"),
         (["status", "tiny"], "error: RUN: 'tiny' is the beginning of 2 runs"),
         (["logs", "tiny-0001", "--attempt", "7"], "error: --attempt: run tiny-0001 has no attempt 7"),
+        (["logs", "tiny-0001", "-f", "--json"], "error: --follow: --follow and --json exclude each other"),
         (["logs", "tiny-0001", "--rank", "8"], "error: --rank: run tiny-0001 has no rank 8"),
     ],
 )
@@ -72,6 +74,27 @@ def test_logs(capsys, runs) -> None:
     assert (code, out) == (0, "[rank 0] hello from rank 0\n"), "following a run that is over ends at once"
     code, out, err = outcome(capsys, "logs", "tiny-0001", "--runs", runs, "--rank", "1")
     assert (code, out) == (0, "") and err.startswith("nothing was printed; what it did: llmtrain status ")
+
+
+def test_logs_as_json(capsys, runs) -> None:
+    (Path(runs) / "tiny-0001" / "supervisor.log").write_bytes(b'it said "no"\n\xff\n')
+    code, out, err = outcome(capsys, "logs", "tiny-0001", "--runs", runs, "--json")
+    rank = {"source": "rank 0", "attempt": 1, "text": "hello from rank 0"}
+    told = [{"source": "supervisor", "attempt": None, "text": text} for text in ('it said "no"', "\\xff")]
+    assert (code, err) == (0, "")
+    assert json.loads(out) == {"schema": 1, "run": "tiny-0001", "lines": [rank, *told]}
+    last = json.loads(outcome(capsys, "logs", "tiny-0001", "--runs", runs, "-n", "1", "--json")[1])
+    assert last["lines"] == [rank, told[1]]
+    _, out, err = outcome(capsys, "logs", "tiny-0001", "--runs", runs, "--rank", "1", "--json")
+    assert json.loads(out)["lines"] == [] and err == ""
+
+
+def test_report_as_json(capsys, runs, tmp_path) -> None:
+    page = tmp_path / "page.html"
+    code, out, err = outcome(capsys, "report", "tiny-0001", "--runs", runs, "--out", str(page), "--json")
+    size = page.stat().st_size
+    assert code == 0 and err == f"wrote {page}\n"
+    assert json.loads(out) == {"schema": 1, "run": "tiny-0001", "path": str(page), "bytes": size}
 
 
 def test_doctor(capsys, tmp_path) -> None:
