@@ -154,6 +154,11 @@ def format_duration(seconds: float) -> str:
     return f"{seconds} s"
 
 
+def plural(count: int, noun: str) -> str:
+    """`1 node`, `2 nodes`."""
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
 def _scaled(number: float, units: tuple[str, ...]) -> str:
     """Number with the largest unit that leaves at least 1; whole below the first step."""
     scaled, index = float(number), 0

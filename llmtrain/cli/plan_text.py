@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from llmtrain.cli.console import columns, paint
-from llmtrain.units import format_bytes, format_count, format_duration
+from llmtrain.units import format_bytes, format_count, format_duration, plural
 
 if TYPE_CHECKING:
     from llmtrain.config.job import JobSpec
@@ -18,7 +18,8 @@ _RIGHT = (2, 3, 4, 5, 6, 7, 8)
 
 def plan_text(spec: JobSpec, plan: Plan, nodes: int) -> str:
     """Plans, the best one in detail, and the ladder."""
-    blocks = [_title(spec, plan, nodes), _plans(plan), _best(spec, plan.plans[0])]
+    table = "\n".join(filter(None, (_plans(plan), choice_text(plan))))
+    blocks = [_title(spec, plan, nodes), table, _best(spec, plan.plans[0])]
     if len(plan.ladder) > 1:
         blocks.append(_ladder(plan))
     from llmtrain.cli.plan_why import proposals_text, reliability_text
@@ -28,6 +29,28 @@ def plan_text(spec: JobSpec, plan: Plan, nodes: int) -> str:
     if plan.proposals:
         blocks.append(proposals_text(plan))
     return "\n\n".join(blocks)
+
+
+def choice_text(plan: Plan) -> str:
+    """Why plan 1 is not the fastest, with both steps and the rule; empty when it is the fastest."""
+    from llmtrain.plan.search import TIE
+
+    faster = fastest(plan)
+    if faster is None:
+        return ""
+    other = "plan 2" if faster in plan.plans else layout_words(faster.layout)
+    one, two = (candidate.predicted.step_seconds for candidate in (plan.plans[0], faster))
+    return (
+        f"Plan 1 is {_percent(one / two - 1)} slower than {other} ({one:.4g} s against {two:.4g} s): within "
+        f"{100 * TIE:.0f} % of the fastest the simplest layout wins, then the one with least memory."
+    )
+
+
+def fastest(plan: Plan) -> Candidate | None:
+    """The fastest layout found where plan 1 is slower by an amount that shows."""
+    first = plan.plans[0]
+    best = min((*plan.front[:1], *plan.plans[1:2]), key=lambda c: c.predicted.step_seconds, default=first)
+    return best if first.predicted.step_seconds / best.predicted.step_seconds >= 1.0005 else None
 
 
 def layout_words(layout: Layout) -> str:
@@ -54,7 +77,7 @@ def _title(spec: JobSpec, plan: Plan, nodes: int) -> str:
     return (
         f"{paint(recipe.name, 'bold')} on {paint(cluster.name, 'bold')}: "
         f"{format_count(plan.model.parameters)} parameters, {format_count(tokens)} tokens a step, "
-        f"{gpus} x {accelerator} ({_plural(nodes, 'node')})"
+        f"{gpus} x {accelerator} ({plural(nodes, 'node')})"
     )
 
 
@@ -127,7 +150,3 @@ def _stretches(ladder: tuple[Rung, ...]) -> list[list[Rung]]:
 
 def _percent(ratio: float) -> str:
     return f"{100 * ratio:.1f} %"
-
-
-def _plural(count: int, noun: str) -> str:
-    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"

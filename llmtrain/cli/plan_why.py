@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from llmtrain.cli.console import columns, paint
-from llmtrain.cli.plan_text import layout_words
+from llmtrain.cli.plan_text import choice_text, fastest, layout_words
 from llmtrain.units import format_bytes, format_duration
 
 if TYPE_CHECKING:
@@ -18,6 +18,8 @@ def why_text(plan: Plan, plain: Candidate | None) -> str:
     blocks = [_sum(best), _trust(best)]
     if len(plan.plans) > 1:
         blocks.append(comparison_text(best, plan.plans[1], ("plan 1", "plan 2")))
+    if choice := _choice(plan):
+        blocks.append(choice)
     if plain is not None:
         blocks.append(plain_text(plain, best))
     if len(plan.front) > 1:
@@ -53,6 +55,23 @@ def _trust(candidate: Candidate) -> str:
         f"{paint('Trust', 'bold')}: nine times out of ten the step takes {low} to {high} "
         f"(+-{100 * predicted.error:.0f} %); `llmtrain profiles calibrate` narrows that."
     )
+
+
+def _choice(plan: Plan) -> str:
+    """The rule that put a slower layout first, and what it found; empty when plan 1 is the fastest."""
+    from llmtrain.plan.search import complexity
+
+    faster = fastest(plan)
+    if faster is None:
+        return ""
+    one, two = complexity(plan.plans[0].layout), complexity(faster.layout)
+    memory = f"{_memory(plan.plans[0])} against {_memory(faster)} a GPU"
+    found = (
+        f"Axes and settings in use: {one} against {two}."
+        if one < two
+        else f"Both use {one} axes and settings, so memory decides: {memory}."
+    )
+    return f"{paint('Choice', 'bold')}: {choice_text(plan)} {found}"
 
 
 def comparison_text(first: Candidate, second: Candidate, names: tuple[str, str]) -> str:

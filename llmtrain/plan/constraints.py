@@ -11,6 +11,7 @@ from llmtrain.config.layout import Layout
 from llmtrain.plan.engine_features import EngineFeatures
 from llmtrain.plan.machine import Machine
 from llmtrain.plan.workload import Workload
+from llmtrain.units import plural
 
 BATCH_RULE = "interleaving over the batch"
 """The one rule of the settings that depends on the batch, too."""
@@ -111,7 +112,7 @@ def _world(layout: Layout, machine: Machine, nodes: int) -> Iterator[Refusal]:
     if world > room:
         yield Refusal(
             "world size",
-            f"{product} > {room} = {nodes} nodes x {machine.gpus_per_node}",
+            f"{product} > {room} = {plural(nodes, 'node')} x {machine.gpus_per_node}",
             "lower a degree or add nodes",
         )
     used = -(-world // machine.gpus_per_node)

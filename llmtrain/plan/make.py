@@ -135,9 +135,10 @@ def _remarks(
         yield Problem("prediction", warning, "calibrate the profile: `llmtrain profiles calibrate`")
     empty = [str(rung.nodes) for rung in ladder if rung.candidate is None]
     if empty:
+        counts = f"{', '.join(empty)} {'node' if empty == ['1'] else 'nodes'}"
         yield Problem(
             "ladder",
-            f"nothing fits on {', '.join(empty)} nodes: a run that loses so many stops",
+            f"nothing fits on {counts}: a run that loses so many stops",
             "lower faults.node_loss_budget, or use recompute",
         )
     host = evaluator.machine.host_memory

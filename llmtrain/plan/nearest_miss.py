@@ -11,6 +11,7 @@ from llmtrain.plan.engine_features import EngineFeatures
 from llmtrain.plan.evaluate import Evaluator
 from llmtrain.plan.plan import Candidate
 from llmtrain.plan.search import Refused, Search
+from llmtrain.units import plural
 
 _MOST_NODES = 64
 """How many times the nodes are worth a try."""
@@ -25,7 +26,7 @@ def nothing_fits(
         for rule, count in sorted(refused.counts.items(), key=lambda item: -item[1])
         if rule != "memory" or refused.nearest is None
     ]
-    head = Problem("plan", f"no layout fits on {nodes} nodes: all {refused.total} are refused")
+    head = Problem("plan", f"no layout fits on {plural(nodes, 'node')}: all {refused.total} are refused")
     if refused.nearest is None:
         return [head, *problems]
     miss = too_big(evaluator, evaluator.candidate(refused.nearest))

@@ -240,7 +240,7 @@ def choose(points: Sequence[Point]) -> Point | None:
         return None
     limit = points[0].seconds * (1.0 + TIE)
     return min(
-        (p for p in points if p.seconds <= limit), key=lambda p: (_complexity(p.layout), p.memory, p.seconds)
+        (p for p in points if p.seconds <= limit), key=lambda p: (complexity(p.layout), p.memory, p.seconds)
     )
 
 
@@ -255,7 +255,7 @@ def pareto(points: Sequence[Point]) -> list[Point]:
     return front
 
 
-def _complexity(layout: Layout) -> int:
+def complexity(layout: Layout) -> int:
     """Parts of a layout that can go wrong: axes in use, and settings beyond the plainest."""
     axes = sum(degree > 1 for degree in (layout.tp, layout.pp, layout.cp, layout.ep))
     settings = (layout.vpp > 1) + (layout.zero > 1) + layout.sequence_parallel

@@ -7,6 +7,7 @@ from llmtrain.plan.make import make_plan
 from llmtrain.run.job_file import JobFile
 from llmtrain.run.ladder_file import Allowance, FrozenRung, write_allowance
 from llmtrain.run.layout import RunDir
+from llmtrain.units import plural
 
 
 def allow_fewer(run: RunDir, job: JobFile, nodes: int) -> Allowance:
@@ -18,14 +19,14 @@ def allow_fewer(run: RunDir, job: JobFile, nodes: int) -> Allowance:
     known = job.spec.cluster.nodes
     if not 1 <= nodes <= known:
         raise UsageError(
-            f"--nodes {nodes}: the run has {known} nodes", hint=f"give a number from 1 to {known}"
+            f"--nodes {nodes}: the run has {plural(known, 'node')}", hint=f"give a number from 1 to {known}"
         )
     plan = make_plan(job.spec, lowest=nodes)
     last = plan.ladder[-1]
     if last.candidate is None:
         fitting = [rung.nodes for rung in plan.ladder if rung.candidate is not None]
         hint = f"{min(fitting)} nodes are the fewest that something fits on" if fitting else ""
-        raise InfeasibleError([Problem("--nodes", f"nothing fits on {nodes} nodes", hint)])
+        raise InfeasibleError([Problem("--nodes", f"nothing fits on {plural(nodes, 'node')}", hint)])
     ladder = tuple(
         FrozenRung(
             nodes=rung.nodes,

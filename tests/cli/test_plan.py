@@ -69,6 +69,32 @@ def test_text_is_for_people(capsys: pytest.CaptureFixture[str]) -> None:
     assert "nan" not in captured.out
 
 
+@pytest.mark.parametrize(("top", "other"), [("2", "plan 2"), ("1", "dp4 tp8 pp8 zero1 sp zero-bubble")])
+def test_a_slower_plan_1_says_which_rule_chose_it(capsys: pytest.CaptureFixture[str], top, other) -> None:
+    both = document(capsys, "gpt-175b", "--cluster", "a100-32x8", "--top", "2")["plans"]
+    one, two = (entry["predicted"]["step_seconds"] for entry in both)
+    assert two < one < 1.02 * two, "else this recipe is none of the case"
+    assert run(["plan", "gpt-175b", "--cluster", "a100-32x8", "--top", top, "--why"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    told = f"Plan 1 is {100 * (one / two - 1):.1f} % slower than {other} ({one:.4g} s against {two:.4g} s):"
+    told += " within 2 % of the fastest the simplest layout wins, then the one with least memory."
+    assert lines[3 + int(top)] == told, "right below the table"
+    [why] = [line for line in lines if line.startswith("Choice: ")]
+    assert told in why and "memory decides: 61.0 GB against 66.2 GB a GPU" in why
+
+
+def test_a_fastest_plan_1_says_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["plan", "tiny", "--layout", "dp=4,tp=2,pp=1", "--why"]) == 0
+    assert "slower than" not in capsys.readouterr().out
+
+
+def test_one_node_is_not_nodes(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["plan", "gpt-175b", "--cluster", "a100-32x8", "--nodes", "1"]) == 3
+    assert "no layout fits on 1 node: all" in capsys.readouterr().err
+    assert run(["plan", "tiny", "--layout", "dp=64,tp=2,pp=1"]) == 3
+    assert "= 1 node x 8" in capsys.readouterr().err
+
+
 def test_an_infeasible_plan_leaves_with_3(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["plan", "gpt-175b", "--cluster", "a100-32x8", "--nodes", "1"]) == 3
     captured = capsys.readouterr()

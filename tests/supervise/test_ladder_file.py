@@ -60,7 +60,7 @@ def test_what_a_person_may_not_allow(tmp_path: Path) -> None:
         allow_fewer(run, job, 11)
     with pytest.raises(InfeasibleError) as caught:
         allow_fewer(run, job, 1)  # two stages need two nodes
-    assert "nothing fits on 1 nodes" in str(caught.value)
+    assert "nothing fits on 1 node" in str(caught.value)
     assert caught.value.problems[0].hint.startswith("2 nodes are the fewest")
     assert read_allowance(run) is None
 
