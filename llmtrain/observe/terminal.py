@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Mapping
 
 from rich.console import Console, RenderableType
 
@@ -43,6 +44,19 @@ def screen_of(console: Console, *, full: bool = False) -> Screen:
 
 
 def takes_unicode(console: Console) -> bool:
-    """Whether braille and block characters can be written."""
+    """Whether braille and block characters can be written: the encoding can carry them, and the person's
+    locale is not C or POSIX.
+    """
+    if _plain_locale(os.environ):
+        return False
     encoding = getattr(console.file, "encoding", None) or sys.getdefaultencoding()
     return encoding.lower().replace("-", "") in ("utf8", "utf16", "utf32")
+
+
+def _plain_locale(environment: Mapping[str, str]) -> bool:
+    """Whether C or POSIX was asked for by name. Python writes UTF-8 then all the same, and puts C.UTF-8 into
+    LC_CTYPE by itself (PEP 538), which therefore does not outweigh LANG. No locale at all is not a wish.
+    """
+    every, kind, language = (environment.get(name, "") for name in ("LC_ALL", "LC_CTYPE", "LANG"))
+    coerced = kind in ("C.UTF-8", "C.utf8", "UTF-8")
+    return (every or ("" if coerced else kind) or language) in ("C", "POSIX")

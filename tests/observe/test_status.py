@@ -12,6 +12,7 @@ from llmtrain.events import schema
 from llmtrain.observe.document import status_document
 from llmtrain.observe.run_reader import RunReader
 from llmtrain.observe.status import Screen, status_screen
+from llmtrain.observe.terminal import takes_unicode
 from tests.support.golden import check_golden
 from tests.support.run_folder import write_attempt
 from tests.support.sample_events import START, attempt_files, event, step_finished
@@ -167,3 +168,26 @@ def test_a_run_too_big_to_read_is_sampled(tmp_path, tell, monkeypatch) -> None:
     assert largest < 2 * steps / 100, "the curve has a hole"
     estimate, exact = (status_document(view)["goodput"] for view in (economical, whole))
     assert estimate["productive_seconds"] == pytest.approx(exact["productive_seconds"], rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("environment", "encoding", "takes"),
+    [
+        ({"LC_ALL": "C"}, "utf-8", False),
+        ({"LC_ALL": "POSIX", "LANG": "en_US.UTF-8"}, "utf-8", False),
+        ({"LANG": "C", "LC_CTYPE": "C.UTF-8"}, "utf-8", False),
+        ({"LC_CTYPE": "C", "LANG": "en_US.UTF-8"}, "utf-8", False),
+        ({"LC_ALL": "C.UTF-8", "LANG": "C"}, "utf-8", True),
+        ({"LC_CTYPE": "de_DE.UTF-8", "LANG": "C"}, "utf-8", True),
+        ({"LANG": "en_US.UTF-8"}, "utf-8", True),
+        ({}, "utf-8", True),
+        ({"LANG": "de_DE.ISO-8859-1"}, "iso-8859-1", False),
+    ],
+)
+def test_braille_only_where_it_is_wanted(monkeypatch, environment, encoding, takes) -> None:
+    for name in ("LC_ALL", "LC_CTYPE", "LANG"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    console = Console(file=io.TextIOWrapper(io.BytesIO(), encoding=encoding))
+    assert takes_unicode(console) is takes
