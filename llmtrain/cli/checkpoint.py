@@ -39,7 +39,10 @@ def register(app: typer.Typer) -> None:
 
 
 def _list(reference: _Run, runs: Runs = RUNS, as_json: Json = False) -> None:
-    """List all checkpoints, newest first, with faults that show without reading the shards."""
+    """List all checkpoints, newest first, with faults that show without reading the shards.
+
+    "complete" means that all files are there and have their sizes; `verify` reads every byte.
+    """
     from llmtrain.run.checkpoints import list_checkpoints, read_pointer, verify
 
     root = _root(reference, runs)
@@ -205,7 +208,7 @@ def _row(checkpoint: Checkpoint, problems: Sequence[Problem]) -> list[str]:
     from llmtrain.units import format_bytes
 
     summary = _summary(checkpoint)
-    state = problems[0].message if problems else "whole"
+    state = problems[0].message if problems else "complete"
     if "bytes" not in summary:
         return [checkpoint.name, str(checkpoint.step), "-", "-", "-", "-", state]
     return [
