@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -74,7 +74,9 @@ def _prepare(
         workers=workers,
         progress=reporter(),
     )
-    _print(corpus, as_json)
+    problems = _empty_splits(corpus, validation)
+    _print(corpus, as_json, problems)
+    console.say_problems(problems, word="warning")
     tokens = corpus.train.tokens + corpus.validation.tokens
     console.say(f"{tokens:,} tokens in {time.monotonic() - begin:.1f} s")
 
@@ -220,9 +222,25 @@ def reporter() -> Callable[[Progress], None]:
     return report
 
 
-def _print(corpus: PreparedCorpus, as_json: bool) -> None:
+def _empty_splits(corpus: PreparedCorpus, fraction: float) -> list[Problem]:
+    """Splits without a token, which a run would notice only after its start."""
+    manifest = corpus.manifest
+    documents = manifest.train.documents + manifest.validation.documents
+    found = []
+    if not manifest.train.tokens:
+        message = f"the split is empty: none of the {documents:,} documents is left to train on"
+        found.append(Problem("train", message, "add text, or give a smaller --validation-fraction"))
+    if not manifest.validation.tokens and fraction > 0:  # Of 0 it is what was asked for.
+        message = f"the split is empty: {fraction:g} of {documents:,} documents held out none"
+        hint = "give a larger --validation-fraction, or set data.validation_every to 0 in the recipe"
+        found.append(Problem("validation", message, hint))
+    return found
+
+
+def _print(corpus: PreparedCorpus, as_json: bool, problems: Sequence[Problem] | None = None) -> None:
     if as_json:
-        console.emit_json({"corpus": _document(corpus)})
+        told = {} if problems is None else {"problems": console.problem_documents(problems)}
+        console.emit_json({"corpus": _document(corpus), **told})
         return
     manifest = corpus.manifest
     console.emit(f"folder     {corpus.folder}")

@@ -64,8 +64,11 @@ def _launch(
 
     from llmtrain.backends.registry import load_backend
     from llmtrain.cli.attach import start_and_attach
+    from llmtrain.cli.inputs import HERE, missing_inputs
     from llmtrain.errors import ConfigError
 
+    if spec.cluster.backend.kind in HERE and (missing := missing_inputs(recipe, overrides or [])):
+        raise ConfigError(missing)
     backend = load_backend(spec.cluster)
     if problems := backend.check(spec, run):
         raise ConfigError(problems)

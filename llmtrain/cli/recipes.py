@@ -46,13 +46,23 @@ def _check(
     overrides: Overrides = None,
     as_json: Json = False,
 ) -> None:
-    """Check a recipe and report every problem."""
-    from llmtrain.config.job import check
-    from llmtrain.config.override import parse_overrides
+    """Check a recipe and report every problem.
 
-    if cluster:
-        catalogue.print_check("recipes", name, check(name, cluster, overrides or []), as_json)
-        return
+    Also corpus and tokenizer that this machine has not, unless the profile's runs are elsewhere.
+    """
+    from llmtrain.cli.inputs import HERE, missing_inputs, missing_of
+    from llmtrain.config.job import check
+    from llmtrain.config.load import read_profile
+    from llmtrain.config.override import parse_overrides, split_overrides
+
     parsed, problems = parse_overrides(overrides or [])
-    found = [*problems, *catalogue.read("recipes", name, parsed).problems]
+    if cluster:
+        found = check(name, cluster, overrides or [])
+        profile = read_profile(cluster, split_overrides(parsed)[1]).value
+        if profile is not None and profile.backend.kind in HERE:
+            found += missing_inputs(name, overrides or [])
+        catalogue.print_check("recipes", name, found, as_json)
+        return
+    loaded = catalogue.read("recipes", name, parsed)
+    found = [*problems, *loaded.problems, *missing_of(loaded)]
     catalogue.print_check("recipes", name, found, as_json)

@@ -78,3 +78,43 @@ def test_check_with_a_cluster_finds_what_the_recipe_alone_does_not_show(capsys) 
     assert run(["recipes", "check", "r.yaml", "--cluster", "c.yaml", "--set", "parallel.dp=4", "--json"]) == 2
     document = json.loads(capsys.readouterr().out)
     assert [problem["where"] for problem in document["problems"]] == ["--set parallel.dp=4"]
+
+
+def test_files_that_a_recipe_names_must_be_there(capsys, tmp_path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert run(["recipes", "show", "tiny"]) == 0
+    text = capsys.readouterr().out
+    assert "\ndata:\n" in text
+    head, tail = (part for part in text.split("\ndata:\n"))
+    tail = "".join(
+        line for line in tail.splitlines(True) if "corpus:" not in line and "tokenizer:" not in line
+    )
+    (tmp_path / "mine.yaml").write_text(f"{head}\ndata:\n  corpus: texts\n  tokenizer: words\n{tail}")
+    line = head.count("\n") + 3
+    told = f"mine.yaml:{line}: no such file or folder: {tmp_path}/texts\n  hint: a corpus is"
+    for arguments in (
+        ["recipes", "check", "mine.yaml"],
+        ["recipes", "check", "mine.yaml", "--cluster", "local"],
+    ):
+        assert run(arguments) == 2
+        error = capsys.readouterr().err
+        assert told in error and f"mine.yaml:{line + 1}: no such file or folder: {tmp_path}/words" in error
+    assert run(["launch", "mine.yaml", "--run-dir", "run", "--detach"]) == 2
+    assert told in capsys.readouterr().err and not (tmp_path / "run").exists()
+    override = ["--set", "data.tokenizer=bytes"]
+    assert run(["launch", "mine.yaml", "--run-dir", "run", "--detach", *override]) == 2
+    assert "words" not in capsys.readouterr().err and not (tmp_path / "run").exists()
+    remote = ["--cluster", "a100-32x8", "--set", "cluster.backend.kind=slurm"]
+    run(["recipes", "check", "mine.yaml", *remote])
+    assert "no such file" not in capsys.readouterr().err, "on a cluster, the path is the cluster's"
+    (tmp_path / "texts").mkdir()
+    (tmp_path / "words").write_text("{}")
+    assert run(["recipes", "check", "mine.yaml", "--cluster", "local"]) == 0
+
+
+def test_the_prefix_of_an_indexed_corpus_is_there(capsys, tmp_path) -> None:
+    arguments = ["recipes", "check", "tiny", "--set", f"data.corpus={tmp_path}/my"]
+    (tmp_path / "my.bin").touch()
+    assert run(arguments) == 2
+    (tmp_path / "my.idx").touch()
+    assert run(arguments) == 0

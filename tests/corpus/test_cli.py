@@ -30,7 +30,22 @@ def test_prepare_and_show(tmp_path, jsonl, capsys):
     assert corpus["tokenizer"]["vocab"] == 256
     assert seen.err == "all checksums match\n"
     assert run(["data", "prepare", str(jsonl), "--out", out, "--validation-fraction", "0.1", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out) == shown, "a second time: nothing to do"
+    assert json.loads(capsys.readouterr().out) == {**shown, "problems": []}, "a second time: nothing to do"
+
+
+def test_an_empty_split_is_told(tmp_path, capsys):
+    for index in range(8):
+        (tmp_path / f"{index}.txt").write_text(f"text {index}\n")
+    arguments = ["data", "prepare", *(str(tmp_path / f"{index}.txt") for index in range(8))]
+    arguments += ["--workers", "1", "--out"]
+    assert run([*arguments, str(tmp_path / "few")]) == 0
+    told = "warning: validation: the split is empty: 0.01 of 8 documents held out none\n  hint: give a larger"
+    assert told in capsys.readouterr().err
+    assert run([*arguments, str(tmp_path / "few"), "--json"]) == 0
+    assert [entry["where"] for entry in json.loads(capsys.readouterr().out)["problems"]] == ["validation"]
+    assert run([*arguments, str(tmp_path / "none"), "--validation-fraction", "0", "--json"]) == 0
+    seen = capsys.readouterr()
+    assert json.loads(seen.out)["problems"] == [] and "empty" not in seen.err, "0 asks for none"
 
 
 def test_damage_is_found(tmp_path, jsonl, capsys):
