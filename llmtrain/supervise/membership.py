@@ -13,6 +13,7 @@ from llmtrain.run.job_file import JobFile
 from llmtrain.run.ladder_file import Allowance, FrozenRung
 from llmtrain.run.record import NodeLoss, RunRecord
 from llmtrain.supervise.attempt import AttemptPlan
+from llmtrain.units import plural
 
 LONGEST_QUARANTINE = 32
 """Times the first one; it doubles with every loss of the same node."""
@@ -112,7 +113,8 @@ def _rung_for(rungs: Sequence[FrozenRung], nodes: int, per_node: int) -> FrozenR
 def _nothing_fits(rungs: Sequence[FrozenRung], left: int, known: int, away: Sequence[str]) -> Problem:
     lowest = min((rung.nodes for rung in rungs), default=0)
     below = left < lowest
-    why = f"the ladder ends at {lowest} nodes" if below else f"no layout of the ladder fits on {left} nodes"
+    too_few = f"no layout of the ladder fits on {plural(left, 'node')}"
+    why = f"the ladder ends at {plural(lowest, 'node')}" if below else too_few
     message = f"{left} of {known} nodes are left, and {why} (lost: {', '.join(away) or 'none'})"
     return Problem("nodes", message)
 

@@ -174,5 +174,5 @@ def test_nothing_fits_on_the_nodes_left(make: Callable[..., RunDir]) -> None:
     lose(run, "n2", at=2)
     message = finish(run, supervisor, 93)
     assert message.startswith(
-        "1 of 2 nodes are left, and no layout of the ladder fits on 1 nodes (lost: n2); newest checkpoint: "
+        "1 of 2 nodes are left, and no layout of the ladder fits on 1 node (lost: n2); newest checkpoint: "
     )
