@@ -16,7 +16,10 @@ def plan_document(plan: Plan) -> dict[str, Any]:
         "model": {"parameters": plan.model.parameters, "flops_per_token": plan.model.flops_per_token},
         "plans": [candidate_document(candidate) for candidate in plan.plans],
         "ladder": [_rung(rung) for rung in plan.ladder],
-        "problems": [asdict(problem) for problem in plan.problems],
+        "problems": [
+            {"where": problem.where, "message": problem.message, "hint": problem.hint}
+            for problem in plan.problems
+        ],
         "evaluated": plan.evaluated,
         "refused": [asdict(group) for group in plan.refused],
         "pareto": [candidate_document(candidate) for candidate in plan.front],
