@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import IntEnum
 
 
@@ -28,6 +28,8 @@ class Problem:
     where: str
     message: str
     hint: str = ""
+    may_pass: bool = field(default=False, compare=False, repr=False)
+    """Whether trying again may help: the file system refused, nothing is known to be bad."""
 
     def text(self) -> str:
         """Return the problem as the lines a person reads."""
@@ -40,9 +42,9 @@ class LlmtrainError(Exception):
 
     exit_status: ExitStatus = ExitStatus.FAILED
 
-    def __init__(self, message: str, *, where: str = "", hint: str = "") -> None:
+    def __init__(self, message: str, *, where: str = "", hint: str = "", may_pass: bool = False) -> None:
         super().__init__(message)
-        self.problems: tuple[Problem, ...] = (Problem(where=where, message=message, hint=hint),)
+        self.problems: tuple[Problem, ...] = (Problem(where, message, hint, may_pass),)
 
     def text(self) -> str:
         """Return all problems as the text shown on standard error."""

@@ -12,6 +12,14 @@ class NumericError(LlmtrainError):
     """A loss or a gradient is not finite; raised on all ranks, before the weights change."""
 
 
+class RestoreError(CheckpointError):
+    """No state can be restored: what a CheckpointError said before the first step."""
+
+    def __init__(self, cause: CheckpointError) -> None:
+        super().__init__(str(cause))
+        self.problems = cause.problems
+
+
 class FailedInStep(Exception):
     """What training raised, and in which step."""
 
@@ -24,9 +32,15 @@ _COMMUNICATION_WORDS = ("gloo", "nccl", "connection", "process group", "collecti
 
 
 def error_class(error: BaseException) -> str:
-    """Return out_of_memory, communication, storage, data, numeric, config or user_code."""
+    """Return out_of_memory, communication, storage, checkpoint, data, numeric, config or user_code.
+
+    Checkpoints that are damaged or of another run stay so (`checkpoint`); a file system that refuses to read
+    them, or to take a new one, may recover (`storage`).
+    """
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return "out_of_memory"
+    if isinstance(error, RestoreError):
+        return "storage" if any(problem.may_pass for problem in error.problems) else "checkpoint"
     table: tuple[tuple[type[BaseException] | tuple[type[BaseException], ...], str], ...] = (
         (NumericError, "numeric"),
         ((ConfigError, UsageError), "config"),

@@ -9,6 +9,7 @@ from llmtrain.engine.checkpoint.choose import choose_checkpoint
 from llmtrain.engine.checkpoint.load import load_pieces
 from llmtrain.engine.checkpoint.pieces import Ranks
 from llmtrain.engine.checkpoint.save import save_checkpoint
+from llmtrain.engine.failures import RestoreError
 from llmtrain.engine.state import Progress, checkpoint_info, progress_of, state_pieces
 from llmtrain.errors import CheckpointError
 from llmtrain.run.checkpoints import (
@@ -55,16 +56,22 @@ class CheckpointFolder:
         had one. Return the progress, the checkpoint's name (None: from the seed), and the reason when it is
         not the newest.
 
-        Raises CheckpointError on all ranks when there were checkpoints and none is whole, or `restore` is
-        `fresh` though the run has some: a run never starts over by itself.
+        Raises RestoreError on all ranks when there were checkpoints and none is whole or of this recipe, or
+        `restore` is `fresh` though the run has some: a run never starts over by itself.
         """
+        try:
+            return self._restore(restore)
+        except CheckpointError as error:
+            raise RestoreError(error) from error
+
+    def _restore(self, restore: str) -> tuple[Progress, str | None, str]:
         name, reason = self._choose(restore)
         parts = self._parts
         if not name:
             parts.buckets.initialise(parts.recipe.train.seed)
             return Progress(), None, reason
         manifest = read_manifest(self._root / name)
-        progress = progress_of(manifest.info, parts.recipe)
+        progress = progress_of(manifest.info, parts.recipe, self._root / name)
         load_pieces(self._root / name, state_pieces(parts.buckets, parts.groups), manifest)
         parts.optimizer.set_step(progress.step)
         parts.buckets.publish()

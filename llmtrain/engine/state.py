@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from llmtrain.config.codec import digest, to_json
@@ -17,6 +18,10 @@ from llmtrain.run.checkpoints import CheckpointInfo
 
 PARTS: tuple[str, ...] = ("master", "exp_avg", "exp_avg_sq")
 """What is kept of every weight: itself and AdamW's two moments, all FP32. Key: `<tensor>/<part>`."""
+
+OTHER_RECIPE_HINT = (
+    "go on with the recipe that was saved (restore the run's job.json), or launch a new run for this recipe"
+)
 
 
 @dataclass(slots=True)
@@ -76,19 +81,27 @@ def checkpoint_info(recipe: Recipe, run_id: str, layout: Layout, progress: Progr
     )
 
 
-def progress_of(info: CheckpointInfo, recipe: Recipe) -> Progress:
+def progress_of(info: CheckpointInfo, recipe: Recipe, checkpoint: Path) -> Progress:
     """Where a checkpoint stands; raises CheckpointError when its seed, model or data cursor is not this
     run's."""
+    fault = _recipe_fault(info, recipe)
+    if fault:
+        raise CheckpointError(fault, where=str(checkpoint), hint=OTHER_RECIPE_HINT)
+    return Progress(info.step, info.consumed_samples, float(info.extra.get("learning_rate", 0.0)))
+
+
+def _recipe_fault(info: CheckpointInfo, recipe: Recipe) -> str:
     if info.extra.get("seed") != recipe.train.seed:
-        raise CheckpointError(f"has seed {info.extra.get('seed')!r}, this run {recipe.train.seed}")
-    model = to_json(recipe.model)
-    saved = info.extra.get("model") or {}
-    changed = [name for name, value in model.items() if name in saved and saved[name] != value]
+        return f"has seed {info.extra.get('seed')!r}, this run {recipe.train.seed}"
+    saved: Mapping[str, Any] = info.extra.get("model") or {}
+    changed = [
+        f"{name} is {saved[name]!r} in it, {value!r} in this run"
+        for name, value in to_json(recipe.model).items()
+        if name in saved and saved[name] != value
+    ]
     if changed:
-        raise CheckpointError(f"is of another model: {', '.join(changed)} differ")
+        return f"is of another model: {'; '.join(changed)}"
     expected = info.step * recipe.batch.global_size
     if info.consumed_samples != expected:
-        raise CheckpointError(
-            f"consumed {info.consumed_samples} samples in {info.step} steps, not {expected}"
-        )
-    return Progress(info.step, info.consumed_samples, float(info.extra.get("learning_rate", 0.0)))
+        return f"consumed {info.consumed_samples} samples in {info.step} steps, not {expected}"
+    return ""

@@ -151,7 +151,11 @@ class RankFailed(Payload):
     error: str
     """Type and message."""
     error_class: str
-    """out_of_memory | communication | storage | data | numeric | config | user_code"""
+    """out_of_memory | communication | storage | checkpoint | data | numeric | config | user_code
+
+    `storage`: the file system refused, which may pass; `checkpoint`: what is saved cannot be restored (none
+    is whole, or it is of another model, seed or batch), which stays so.
+    """
     step: int = 0
 
 

@@ -17,8 +17,10 @@ Action = Literal["finish", "stop", "give_up", "restart"]
 HOPELESS: dict[str, ExitStatus] = {
     "config": ExitStatus.FAILED,
     "numeric": ExitStatus.DO_NOT_RESTART,
+    "checkpoint": ExitStatus.DO_NOT_RESTART,
 }
-"""Error classes that a restart would only meet again: the same job file, the same data in the same order."""
+"""Error classes that a restart would only meet again: the same job file, the same data in the same order,
+the same damaged checkpoints."""
 
 FIRST_DELAY, LONGEST_DELAY = 1.0, 60.0
 """Seconds of back-off: none after progress, then doubling."""

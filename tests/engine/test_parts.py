@@ -15,7 +15,7 @@ from llmtrain.config.layout import Layout
 from llmtrain.config.recipe import LearningRateConfig, RopeConfig
 from llmtrain.corpus.sampling import SampleOrder
 from llmtrain.engine.data import TrainingBatches, ValidationBatches
-from llmtrain.engine.failures import NumericError, describe, error_class
+from llmtrain.engine.failures import NumericError, RestoreError, describe, error_class
 from llmtrain.engine.model.norms import Norm
 from llmtrain.engine.model.rope import rotary_frequencies, rotary_table, rotate
 from llmtrain.engine.model.stage import vocabulary_rows
@@ -233,7 +233,9 @@ def test_rank_env() -> None:
     [
         (NumericError("x"), "numeric"),
         (ConfigError([]), "config"),
-        (CheckpointError("x"), "storage"),
+        (CheckpointError("a save failed"), "storage"),
+        (RestoreError(CheckpointError("none is whole")), "checkpoint"),
+        (RestoreError(CheckpointError("cannot be read: Input/output error", may_pass=True)), "storage"),
         (CorpusError("x"), "data"),
         (OSError("disk"), "storage"),
         (MemoryError(), "out_of_memory"),

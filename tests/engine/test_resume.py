@@ -3,6 +3,8 @@ other."""
 
 from __future__ import annotations
 
+import errno
+import importlib
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,6 +14,7 @@ import torch
 
 from llmtrain.config.layout import Layout
 from llmtrain.config.recipe import BatchConfig, TrainConfig
+from llmtrain.engine.failures import error_class
 from llmtrain.engine.saving import CheckpointFolder
 from llmtrain.engine.state import Progress
 from llmtrain.engine.step import Wishes, train_step
@@ -95,15 +98,34 @@ def test_damage_is_passed_over_and_told(tmp_path: Path) -> None:
     assert (progress.step, name) == (1, "step-00000001")
     assert "truncated" in reason
     (tmp_path / "step-00000001" / "manifest.json").unlink()
-    with pytest.raises(CheckpointError, match="none is whole"):
+    with pytest.raises(CheckpointError, match="none is whole") as raised:
         folder.restore("newest")
+    assert error_class(raised.value) == "checkpoint"
+
+
+def test_a_file_system_that_refuses_to_read_is_storage(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(descriptor: int) -> str:
+        raise OSError(errno.EIO, "Input/output error")
+
+    folder = _folder(Case(recipe(llama()), Layout(micro_batch=2)), tmp_path)
+    folder.save(Progress(1, 8, 1e-3))
+    monkeypatch.setattr(importlib.import_module("llmtrain.run.checkpoints.verify"), "file_sha256", refuse)
+    with pytest.raises(CheckpointError, match="none is whole") as raised:
+        folder.restore("newest")
+    assert "cannot be read: Input/output error" in raised.value.text()
+    assert error_class(raised.value) == "storage"
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
         (lambda r: replace(r, train=TrainConfig(steps=20, seed=8)), "has seed 7, this run 8"),
-        (lambda r: replace(r, model=llama(hidden=96)), "is of another model: hidden differ"),
+        (
+            lambda r: replace(r, model=llama(hidden=96)),
+            "is of another model: hidden is 48 in it, 96 in this run",
+        ),
         (lambda r: replace(r, batch=BatchConfig(global_size=4)), "consumed 8 samples in 1 steps, not 4"),
     ],
     ids=["seed", "model", "batch"],
@@ -112,8 +134,11 @@ def test_a_checkpoint_of_another_recipe_is_refused(change: Any, message: str, tm
     case = Case(recipe(llama()), Layout(micro_batch=2))
     _folder(case, tmp_path).save(Progress(1, 8, 1e-3))
     other = replace(case, recipe=change(case.recipe))
-    with pytest.raises(CheckpointError, match=message):
+    with pytest.raises(CheckpointError, match=message) as raised:
         _folder(other, tmp_path).restore("newest")
+    assert raised.value.problems[0].where == str(tmp_path / "step-00000001")
+    assert "launch a new run" in raised.value.problems[0].hint
+    assert error_class(raised.value) == "checkpoint"
 
 
 def test_only_the_newest_are_kept(tmp_path: Path) -> None:

@@ -334,10 +334,10 @@ def test_every_tensor_that_does_not_fit_is_named(tmp_path):
     )
 
 
-def test_the_engine_accepts_a_start_from_given_weights():
+def test_the_engine_accepts_a_start_from_given_weights(tmp_path):
     from llmtrain.engine.state import progress_of, recipe_digest
 
     case = recipe(llama())
     info = start_info(case, "run-1")
     assert info.recipe_digest == recipe_digest(case)
-    assert progress_of(info, case).step == 0
+    assert progress_of(info, case, tmp_path).step == 0

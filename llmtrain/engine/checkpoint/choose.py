@@ -20,17 +20,20 @@ def choose_checkpoint(root: Path, ranks: Ranks, *, run_id: str) -> tuple[str, st
     """
     rejected: dict[str, Sequence[Problem]] = {}
     while True:
-        answer = ["", "", ""]
+        faults: list[Problem] = []
+        chosen = ("", "")
         if ranks.rank == 0:
             try:
                 selection = newest_valid(root, run_id=run_id, checksums=False, rejected=rejected)
                 if selection.checkpoint is not None:
-                    answer = ["", selection.checkpoint.name, selection.reason]
+                    chosen = (selection.checkpoint.name, selection.reason)
             except LlmtrainError as error:
-                answer = [error.text(), "", ""]
-        fault, name, reason = json.loads(ranks.exchange(json.dumps(answer))[0])
-        if fault:
-            raise CheckpointError(fault)
+                faults = list(error.problems)
+        told, (name, reason) = json.loads(ranks.exchange(json.dumps([_plain(faults), chosen]))[0])
+        if told:
+            failure = CheckpointError(told[0][1])
+            failure.problems = tuple(Problem(*each) for each in told)
+            raise failure
         if not name:
             return "", ""
         found = _faults_of(root / name, ranks)
@@ -46,5 +49,9 @@ def _faults_of(checkpoint: Path, ranks: Ranks) -> list[Problem]:
         mine = verify_shards(checkpoint, shards)
     except LlmtrainError as error:
         mine = list(error.problems)
-    answers = ranks.exchange(json.dumps([[problem.where, problem.message] for problem in mine]))
-    return [Problem(where, message) for answer in answers for where, message in json.loads(answer)]
+    answers = ranks.exchange(json.dumps(_plain(mine)))
+    return [Problem(*each) for answer in answers for each in json.loads(answer)]
+
+
+def _plain(problems: Sequence[Problem]) -> list[tuple[str, str, str, bool]]:
+    return [(each.where, each.message, each.hint, each.may_pass) for each in problems]

@@ -21,7 +21,7 @@ from llmtrain.engine.checkpoint.pieces import DTYPE_NAMES, Piece
 from llmtrain.errors import CheckpointError
 from llmtrain.run.checkpoints.boxes import Overlap, SubBox, overlap, row_major_strides, sub_boxes
 from llmtrain.run.checkpoints.manifest import ITEM_BYTES, Manifest, PieceEntry, TensorEntry
-from llmtrain.run.checkpoints.parse import open_regular, read_manifest
+from llmtrain.run.checkpoints.parse import may_pass, open_regular, read_manifest
 
 STAGING = 16 << 20
 """Host bytes used at a time when the target is on an accelerator."""
@@ -174,7 +174,9 @@ class _Shards:
             try:
                 self.descriptors[shard] = open_regular(path)
             except OSError as error:
-                raise CheckpointError(f"cannot be opened: {error.strerror}", where=str(path)) from error
+                raise CheckpointError(
+                    f"cannot be opened: {error.strerror}", where=str(path), may_pass=may_pass(error)
+                ) from error
             size = os.fstat(self.descriptors[shard]).st_size
             if size != entry.bytes:
                 raise CheckpointError(f"has {size} bytes, the manifest says {entry.bytes}", where=str(path))

@@ -8,6 +8,7 @@ into them.
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 from dataclasses import dataclass
@@ -55,7 +56,9 @@ def list_checkpoints(root: Path) -> list[Checkpoint]:
     except FileNotFoundError:
         return []
     except OSError as error:
-        raise CheckpointError(f"cannot be listed: {error.strerror}", where=str(root)) from error
+        raise CheckpointError(
+            f"cannot be listed: {error.strerror}", where=str(root), may_pass=error.errno != errno.ENOTDIR
+        ) from error
     found: list[Checkpoint] = []
     for entry in entries:
         place = parse_name(entry.name)

@@ -6,6 +6,7 @@ Every failure is a CheckpointError that names the file and the field.
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import stat
@@ -85,7 +86,7 @@ def read_document(path: Path) -> dict[str, Any]:
         with os.fdopen(open_regular(path), "rb") as stream:
             text = stream.read(MOST_BYTES + 1)
     except OSError as error:
-        raise CheckpointError(_reason(error), where=str(path)) from error
+        raise CheckpointError(_reason(error), where=str(path), may_pass=may_pass(error)) from error
     if len(text) > MOST_BYTES:
         raise CheckpointError(f"is larger than {MOST_BYTES} bytes", where=str(path))
     try:
@@ -97,8 +98,13 @@ def read_document(path: Path) -> dict[str, Any]:
     return document
 
 
+def may_pass(error: OSError) -> bool:
+    """Whether reading again may help; not when the file is missing, a link or no regular file (errno 0)."""
+    return error.errno not in (0, errno.ENOENT, errno.ELOOP, errno.ENOTDIR, errno.EISDIR)
+
+
 def _reason(error: OSError) -> str:
-    if error.errno == 40:
+    if error.errno == errno.ELOOP:
         return "is a symbolic link, which is never followed"
     return "missing" if isinstance(error, FileNotFoundError) else str(error.strerror)
 

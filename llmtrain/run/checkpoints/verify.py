@@ -14,7 +14,7 @@ from llmtrain.errors import CheckpointError, Problem
 from llmtrain.run.checkpoints.boxes import cover_fault
 from llmtrain.run.checkpoints.folder import Checkpoint, ever_committed, list_checkpoints, read_pointer
 from llmtrain.run.checkpoints.manifest import Manifest, ShardEntry
-from llmtrain.run.checkpoints.parse import open_regular, read_manifest
+from llmtrain.run.checkpoints.parse import may_pass, open_regular, read_manifest
 
 CHUNK = 1 << 22
 MOST_THREADS = 8
@@ -90,12 +90,8 @@ def verify_shards(path: Path, shards: Sequence[ShardEntry], *, checksums: bool =
     if not shards:
         return []
     with ThreadPoolExecutor(min(MOST_THREADS, os.cpu_count() or 1, len(shards))) as pool:
-        faults = pool.map(lambda shard: _shard_fault(path / shard.file, shard, checksums), shards)
-        return [
-            Problem(str(path / shard.file), fault)
-            for shard, fault in zip(shards, faults, strict=True)
-            if fault
-        ]
+        faults = pool.map(lambda shard: _shard_problem(path / shard.file, shard, checksums), shards)
+        return [fault for fault in faults if fault is not None]
 
 
 def _inspect(path: Path, run_id: str, recipe_digest: str, checksums: bool) -> tuple[Manifest, list[Problem]]:
@@ -133,22 +129,27 @@ def coverage_problems(path: Path, manifest: Manifest) -> list[Problem]:
     return problems
 
 
-def _shard_fault(path: Path, shard: ShardEntry, checksums: bool) -> str:
+def _shard_problem(path: Path, shard: ShardEntry, checksums: bool) -> Problem | None:
     try:
-        descriptor = open_regular(path)
+        fault = _shard_fault(path, shard, checksums)
     except FileNotFoundError:
-        return "missing"
+        fault = "missing"
     except OSError as error:
-        return "is a symbolic link, which is never followed" if path.is_symlink() else str(error.strerror)
+        if path.is_symlink():
+            return Problem(str(path), "is a symbolic link, which is never followed")
+        return Problem(str(path), f"cannot be read: {error.strerror}", may_pass=may_pass(error))
+    return Problem(str(path), fault) if fault else None
+
+
+def _shard_fault(path: Path, shard: ShardEntry, checksums: bool) -> str:
+    """What is wrong with a shard that can be read, "" for nothing. Raises OSError when it cannot."""
+    descriptor = open_regular(path)
     with os.fdopen(descriptor, "rb", buffering=0) as stream:
         size = os.fstat(stream.fileno()).st_size
         if size != shard.bytes:
             how = "empty" if not size else "truncated" if size < shard.bytes else "too long"
             return f"{how}: {size} bytes, the manifest says {shard.bytes}"
-        try:
-            damaged = checksums and file_sha256(stream.fileno()) != shard.sha256
-        except OSError as error:
-            return f"cannot be read: {error.strerror}"
+        damaged = checksums and file_sha256(stream.fileno()) != shard.sha256
     return "damaged: its SHA-256 is not the manifest's" if damaged else ""
 
 
