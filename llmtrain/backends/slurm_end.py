@@ -109,7 +109,7 @@ class Settlement:
         self, run: RunDir, environment: Mapping[str, str], sleep: Callable[[float], None] = time.sleep
     ) -> None:
         self._run, self._sleep = run, sleep
-        self._config = slurm_config(read_job_file(run.job_json).spec.cluster.backend.slurm)
+        self._config = slurm_config(read_job_file(run.job_json, edited_too=True).spec.cluster.backend.slurm)
         self._calls = SlurmCalls(LocalTransport(), self._config.timeout)
         self._job = environment["SLURM_JOB_ID"]
         self._array = environment.get("SLURM_ARRAY_JOB_ID")

@@ -159,7 +159,7 @@ def job_of(run: RunDir) -> tuple[JobHandle, JobStatus] | None:
     from llmtrain.run.job_file import read_job_file
 
     handle = JobHandle(backend=submission.backend, id=",".join(submission.jobs))
-    return handle, load_backend(read_job_file(run.job_json).spec.cluster).poll(handle)
+    return handle, load_backend(read_job_file(run.job_json, edited_too=True).spec.cluster).poll(handle)
 
 
 def job_document(handle: JobHandle, status: JobStatus) -> dict[str, Any]:

@@ -59,7 +59,12 @@ def _stop(
     console.say(f"run {found.run_id}: {word}{f' ({record.message})' if record.message else ''}")
     if as_json:
         console.emit_json(
-            {"run": found.run_id, "path": str(found.path), "state": word, "exit_status": record.exit_status}
+            {
+                "run": found.run_id,
+                "path": str(found.path.absolute()),
+                "state": word,
+                "exit_status": record.exit_status,
+            }
         )
     return ExitStatus.DONE
 
@@ -93,7 +98,12 @@ def _end_job(run: RunDir, *, now: bool) -> str:
     # It may start at any moment, and its script may not listen yet: then the supervisor finds this file.
     ask_to_stop(run, now=now)
     console.say(f"told job {handle} to leave")
-    end_job(run, load_backend(read_job_file(run.job_json).spec.cluster), handle, TEAR_DOWN_SECONDS)
+    end_job(
+        run,
+        load_backend(read_job_file(run.job_json, edited_too=True).spec.cluster),
+        handle,
+        TEAR_DOWN_SECONDS,
+    )
     return "taken out of the queue" if status.state == JobState.PENDING else "stopped"
 
 

@@ -7,8 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from llmtrain.config.codec import digest
 from llmtrain.config.job import resolve
 from llmtrain.config.layout import Layout
+from llmtrain.config.recipe import CheckpointConfig
 from llmtrain.errors import RunError
 from llmtrain.run.job_file import (
     AttemptFile,
@@ -48,7 +50,54 @@ def test_torn(tmp_path: Path, cut: int) -> None:
     path.write_bytes(path.read_bytes()[:cut])
     with pytest.raises(RunError) as error:
         read_job_file(path)
-    assert error.value.text() == f"{path}: is not JSON; it was torn or edited"
+    assert error.value.text() == (
+        f"{path}: is not JSON; it was torn or edited\n"
+        "  hint: restore the file as it was, or launch a new run with `llmtrain launch`"
+    )
+
+
+@pytest.mark.parametrize(
+    ("section", "field", "value"),
+    [
+        ("model", "hidden", 4096),
+        ("train", "steps", 7),
+        ("train", "learning_rate", float("nan")),
+        (None, "nodes", 9),
+    ],
+)
+def test_edited_after_the_launch(tmp_path: Path, section: str | None, field: str, value: float) -> None:
+    path = tmp_path / "job.json"
+    write_job_file(path, JOB)
+    document = json.loads(path.read_text())
+    part = document["spec"]["recipe"][section] if section else document["spec"]["cluster"]
+    part[field] = value
+    path.write_text(json.dumps(document))
+    with pytest.raises(RunError) as error:
+        read_job_file(path)
+    if value == value:
+        assert f"{path}: spec.recipe or spec.cluster was edited after the launch" in error.value.text()
+        assert f"spec.digest says {JOB.spec.digest}" in error.value.text()
+        assert "hint: restore the file as it was, or launch a new run" in error.value.text()
+        assert read_job_file(path, edited_too=True).run_id == JOB.run_id
+
+
+def test_another_form_of_the_same_values_is_no_edit(tmp_path: Path) -> None:
+    path = tmp_path / "job.json"
+    write_job_file(path, JOB)
+    path.write_text(json.dumps(json.loads(path.read_text()), sort_keys=True))
+    assert read_job_file(path) == JOB
+
+
+def test_a_file_without_fields_that_came_later_is_read(tmp_path: Path) -> None:
+    """An earlier version wrote it, with the digest of the fields that it knew."""
+    path = tmp_path / "job.json"
+    write_job_file(path, JOB)
+    document = json.loads(path.read_text())
+    del document["spec"]["recipe"]["checkpoint"]
+    spec = document["spec"]
+    spec["digest"] = digest({"recipe": spec["recipe"], "cluster": spec["cluster"]})
+    path.write_text(json.dumps(document))
+    assert read_job_file(path).spec.recipe.checkpoint == CheckpointConfig()
 
 
 def test_missing_and_foreign(tmp_path: Path) -> None:
