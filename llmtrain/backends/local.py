@@ -12,10 +12,10 @@ from contextlib import suppress
 from llmtrain.backends.base import JobHandle, JobState, JobStatus, Node
 from llmtrain.config.cluster import ClusterProfile
 from llmtrain.config.job import JobSpec
-from llmtrain.errors import Problem, RunError
+from llmtrain.errors import ExitStatus, Problem, RunError, UsageError
 from llmtrain.run.job_file import JobFile
 from llmtrain.run.layout import RunDir
-from llmtrain.run.lease import read_holder
+from llmtrain.run.lease import read_holder, refuse_if_supervised
 from llmtrain.transport.base import Transport
 from llmtrain.transport.local import LocalTransport
 
@@ -62,7 +62,8 @@ class LocalBackend:
 def start_supervisor(run: RunDir, *, backend: str) -> JobHandle:
     """Start a detached supervisor on this machine and wait until it holds the lease.
 
-    Raises RunError, with the end of its log, when it leaves before that.
+    Raises UsageError when another supervisor was quicker, RunError, with the end of the log, when it leaves
+    for another reason.
     """
     before = read_holder(run)
     with run.supervisor_log.open("ab") as log:
@@ -76,7 +77,9 @@ def start_supervisor(run: RunDir, *, backend: str) -> JobHandle:
     while (holder := read_holder(run)) is None or holder == before or holder.process.pid != process.pid:
         with suppress(subprocess.TimeoutExpired):
             status = process.wait(0.02)
-            raise RunError(
+            refuse_if_supervised(run)
+            kind = UsageError if status == ExitStatus.USAGE else RunError
+            raise kind(
                 f"the supervisor left with exit code {status} before it began",
                 where=str(run.supervisor_log),
                 hint=_last_lines(run),

@@ -14,8 +14,10 @@ import psutil
 import pytest
 
 from llmtrain.agent.sweep import leftovers
+from llmtrain.backends.local import start_supervisor
+from llmtrain.errors import UsageError
 from llmtrain.run.layout import RunDir
-from llmtrain.run.lease import read_holder
+from llmtrain.run.lease import acquire, read_holder
 from llmtrain.run.record import read_record
 from llmtrain.supervise.stop import ask_to_stop
 from tests.support import stand_in_runs as runs
@@ -250,7 +252,8 @@ def test_restarts_without_progress_end_the_run(make: Callable[..., RunDir]) -> N
 
 
 @pytest.mark.parametrize(
-    ("error_class", "status", "attempts"), [("config", 1, 1), ("numeric", 93, 1), ("user_code", 1, 2)]
+    ("error_class", "status", "attempts"),
+    [("config", 1, 1), ("numeric", 93, 1), ("checkpoint", 93, 1), ("user_code", 1, 2)],
 )
 def test_hopeless_errors_end_the_run(
     make: Callable[..., RunDir], error_class: str, status: int, attempts: int
@@ -274,6 +277,16 @@ def test_unusable_corpus_ends_the_run_with_a_config_error(make: Callable[..., Ru
     run.data_json.unlink()
     finish(run, runs.supervise(run), 2)
     assert "/nowhere/at/all" in read_record(run).message
+
+
+def test_the_slower_of_two_that_start_a_supervisor_is_told_so(make: Callable[..., RunDir]) -> None:
+    """Both commands had found the lease free; the other's supervisor took it first."""
+    run = make(steps=9)
+    lease = acquire(run)
+    with pytest.raises(UsageError, match=f"is already supervised by pid {os.getpid()} on host") as error:
+        start_supervisor(run, backend="local")
+    assert "llmtrain stop" in error.value.problems[0].hint
+    lease.release()
 
 
 def test_folder_that_is_no_run(tmp_path: Path) -> None:
