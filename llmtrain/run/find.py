@@ -34,7 +34,8 @@ def find_run(reference: str, storage: str | Path = "runs") -> RunDir:
     """
     path = Path(reference).expanduser()
     named_by_path = "/" in reference or reference in (".", "..")
-    for candidate in (path,) if named_by_path else (Path(storage) / reference, path):
+    candidates = (path,) if named_by_path else (Path(storage) / reference, path)
+    for candidate in candidates:
         if RunDir(candidate).job_json.is_file():
             return RunDir(_with_name(candidate))
     if named_by_path:
@@ -49,6 +50,9 @@ def find_run(reference: str, storage: str | Path = "runs") -> RunDir:
             where="RUN",
             hint=f"one of: {_names(matches)}",
         )
+    for candidate in candidates:
+        if reference and candidate.is_dir():
+            raise _not_a_run(candidate)
     raise _unknown(reference, list(runs), Path(storage))
 
 
@@ -61,6 +65,12 @@ def _not_a_run(path: Path) -> UsageError:
     if not path.exists():
         return UsageError(
             f"no such folder: {path}", where="RUN", hint="give a run id or the path of a run folder"
+        )
+    if RunDir(path).record_json.exists():
+        return UsageError(
+            f"{path} has lost its job.json",
+            where="RUN",
+            hint=f"put {path / 'job.json'} back, or start a new run with `llmtrain launch`",
         )
     return UsageError(f"{path} is not a run folder: it has no job.json", where="RUN")
 

@@ -23,6 +23,8 @@ def storage(tmp_path, monkeypatch):
     (tmp_path / "runs" / "notes.txt").write_text("")
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "elsewhere" / "job.json").write_text("{}")
+    (tmp_path / "lost").mkdir()
+    (tmp_path / "lost" / "record.json").write_text("{}")
     return tmp_path / "runs"
 
 
@@ -65,7 +67,10 @@ def test_the_working_directory_has_a_name(storage, monkeypatch):
         ("xyz", "no run named 'xyz' below runs/", "newest runs: tiny-0102-bbcc, llama-0101-cccc, "),
         ("", "no run named '' below runs/", "newest runs: "),
         ("./llama", "no such folder: llama", "give a run id or the path of a run folder"),
-        ("runs", "no run named 'runs' below runs/", "newest runs: "),
+        ("runs", "runs is not a run folder: it has no job.json", ""),
+        (".corpora", "runs/.corpora is not a run folder: it has no job.json", ""),
+        ("lost", "lost has lost its job.json", "put lost/job.json back, or start a new run"),
+        ("./lost", "lost has lost its job.json", "put lost/job.json back, or start a new run"),
         ("./runs", "runs is not a run folder: it has no job.json", ""),
     ],
 )
