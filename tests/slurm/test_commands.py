@@ -9,6 +9,7 @@ import subprocess
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -125,7 +126,13 @@ def test_a_job_in_the_queue(shell: Shell, slurm_bed: SlurmBed, profile: Path, sh
     _, err = shell.run(*launch(profile, run), "--detach")
     assert "goes on by itself (slurm://" in err
     wait_for(lambda: "Resources" in shell.run("status", str(run.path))[1], 20, "a reason")
-    job = json.loads(shell.run("status", str(run.path), "--json")[0])["job"]
+
+    def job_now() -> dict[str, Any]:
+        return json.loads(shell.run("status", str(run.path), "--json")[0])["job"]
+
+    # The scheduler estimates the start in a pass of its own, up to half a minute later.
+    wait_for(lambda: job_now()["expected_start"], 60, "an expected start")
+    job = job_now()
     assert (job["state"], job["raw"]) == ("pending", "PENDING")
     assert job["expected_start"] > time.time()
     _, err = shell.run("resume", str(run.path), status=2)
@@ -136,11 +143,16 @@ def test_a_job_in_the_queue(shell: Shell, slurm_bed: SlurmBed, profile: Path, sh
     wait_for(
         lambda: json.loads(run.submission_json.read_text())["jobs"] != [job["handle"][8:]], 20, "a new job"
     )
-    time.sleep(2)
+    assert process.stderr is not None
+    heard = ""
+    while "waits (" not in heard:
+        line = process.stderr.readline()
+        assert line, heard
+        heard += line
     process.send_signal(signal.SIGINT)
     _, err = process.communicate(timeout=30)
     assert process.returncode == 75
-    assert "waits (" in err and "taken out of the queue" in err
+    assert "taken out of the queue" in err
     assert not run.stop_file.exists()
 
 
