@@ -4,13 +4,10 @@ profile.
 
 from __future__ import annotations
 
-import datetime
 import json
-import subprocess
 import sys
 from dataclasses import fields, replace
 from pathlib import Path
-from statistics import median
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -45,6 +42,8 @@ def calibrate(
     as_json: Json = False,
 ) -> None:
     """Fit a profile's constants to this machine and to measured steps, and store them in it."""
+    import datetime
+
     from llmtrain.config.load import load_profile
     from llmtrain.resources import find
     from llmtrain.run.atomic import write_atomic
@@ -70,6 +69,8 @@ def calibrate(
 
 
 def _from_this_machine(cluster: ClusterProfile, date: str) -> CalibrationConfig:
+    import subprocess
+
     from llmtrain.errors import RunError
     from llmtrain.plan.calibrate import from_rates
 
@@ -101,6 +102,8 @@ def _from_runs(cluster: ClusterProfile, runs: list[str], date: str) -> tuple[Cal
 
 def measured_step(cluster: ClusterProfile, reference: str) -> MeasuredStep:
     """A run's median step after the first ones; raises UsageError when it has too few."""
+    from statistics import median
+
     from llmtrain.errors import UsageError
     from llmtrain.events.reader import read_events
     from llmtrain.events.schema import StepFinished

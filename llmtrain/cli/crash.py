@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import platform
-import tempfile
 import time
 import traceback
 from collections.abc import Sequence
@@ -36,6 +35,8 @@ def _write(error: BaseException, arguments: Sequence[str]) -> Path | None:
     name = f"crash-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}.txt"
     head = f"llmtrain {__version__}, Python {platform.python_version()}, {platform.platform()}"
     text = f"{head}\narguments: {list(arguments)!r}\n\n{''.join(traceback.format_exception(error))}"
+    import tempfile  # Only a crash needs it, every command would load it.
+
     for folder in (_state_folder_or_none(), Path(tempfile.gettempdir())):
         if folder is None:
             continue

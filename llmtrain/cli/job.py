@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import signal
 import time
 from collections.abc import Callable
@@ -123,6 +122,8 @@ def exit_code_of_job(run: RunDir, status: JobStatus, code: int, since: float) ->
 
 def _is_full(run: RunDir) -> bool:
     """Whether the file system of a run has no room for a record."""
+    import shutil
+
     return shutil.disk_usage(run.path).free < RECORD_BYTES
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import time
 from pathlib import Path
 
@@ -59,6 +58,8 @@ def create_run(run: RunDir, job: RenderedJob) -> None:
 def discard_run(run: RunDir) -> None:
     """Remove a run that was written and never started; one that has started stays."""
     if not run.attempts.exists() and not run.lease.exists() and not run.submission_json.exists():
+        import shutil  # A dry run, which is to start quickly, does without.
+
         shutil.rmtree(run.path, ignore_errors=True)
 
 
