@@ -235,7 +235,8 @@ def test_a_chain_goes_on_with_the_next_job_and_ends_with_the_run(
     wait_for(lambda: step_reached(run, 3), 60, "step 3")
     assert slurm_bed.state(second) == "PENDING"
     slurm_bed.slurm("scancel", "--batch", "--signal=USR1", first)
-    wait_state(slurm_bed, second, "RUNNING")
+    # Slurm may look at a dependency only in its next full pass, a minute later.
+    wait_state(slurm_bed, second, "RUNNING", seconds=150.0)
     assert backend_of(run).poll(handle).state == JobState.RUNNING
     record = wait_for(
         lambda: (found := ended(run)) and found.exit_status == 0 and found, 90, "the second job"
@@ -256,7 +257,7 @@ def test_an_array_chain(slurm_bed: SlurmBed, make_run: MakeRun) -> None:
     handle = submit(run)
     wait_for(lambda: step_reached(run, 3), 60, "step 3")
     slurm_bed.slurm("scancel", "--batch", "--signal=USR1", f"{handle.id}_1", check=False)
-    wait_for(lambda: (found := ended(run)) and found.exit_status == 0 and found, 90, "the second task")
+    wait_for(lambda: (found := ended(run)) and found.exit_status == 0 and found, 180, "the second task")
     wait_for(lambda: slurm_bed.state(f"{handle.id}_3") in ("CANCELLED", ""), 30, "the third task to vanish")
     logs = sorted(path.name for path in run.path.glob("slurm-*.log"))
     assert logs == [f"slurm-{handle.id}_1.log", f"slurm-{handle.id}_2.log"]
