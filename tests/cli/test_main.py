@@ -31,7 +31,7 @@ def own_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def with_command(monkeypatch: pytest.MonkeyPatch, body) -> None:
     """An app whose `plan` command runs `body`."""
 
-    def make() -> typer.Typer:
+    def make(commands: object) -> typer.Typer:
         app = typer.Typer(rich_markup_mode=None, pretty_exceptions_enable=False)
         app.callback()(lambda: None)
         app.command("plan")(body)
@@ -165,7 +165,7 @@ def test_a_real_interrupt_leaves_with_130() -> None:
     code = (
         "import sys, time, typer\n"
         "from llmtrain.cli import main\n"
-        "def make():\n"
+        "def make(commands):\n"
         "    app = typer.Typer(); app.callback()(lambda: None)\n"
         "    def plan():\n"
         "        print('ready', flush=True); time.sleep(30)\n"
