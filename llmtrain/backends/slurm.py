@@ -18,7 +18,7 @@ from llmtrain.backends.base import JobHandle, JobState, JobStatus, Node
 from llmtrain.backends.slurm_calls import SlurmCalls
 from llmtrain.backends.slurm_nodes import fit_nodes
 from llmtrain.backends.slurm_refusals import SlurmError, SlurmUnreachableError
-from llmtrain.backends.slurm_states import ALIVE, HOPELESS_REASONS, JobRow, one_of
+from llmtrain.backends.slurm_states import ALIVE, HOPELESS_REASONS, one_of
 from llmtrain.config.cluster import ClusterProfile
 from llmtrain.config.job import JobSpec
 from llmtrain.config.slurm import python_of_ranks, slurm_config
@@ -272,9 +272,3 @@ class SlurmBackend:
             flags.append("--nv")
         wrapper = ("apptainer", "exec", *flags, *binds, *container.arguments, container.image)
         return replace(settings, arguments=self._config.srun_args, wrapper=wrapper)
-
-
-def queue_row(run: RunDir, calls: SlurmCalls) -> JobRow | None:
-    """The row of a run's submission that matters now, or None when it has none or SLURM forgot it."""
-    submission = read_submission(run)
-    return None if submission is None else one_of(calls.queue(submission.jobs))

@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
-import json
 import logging
-import os
 import sys
-import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -17,26 +12,21 @@ from llmtrain import __version__
 from llmtrain.backends.base import JobHandle, JobStatus, Node
 from llmtrain.backends.local import cancel_supervisor, poll_supervisor, start_supervisor
 from llmtrain.backends.preflight import Expected, PreflightError, Report, address_of, problems_of
+from llmtrain.backends.survey import REPORT_SECONDS, SOCKET_VARIABLES, ask, nonce_file
 from llmtrain.config.cluster import ClusterProfile
 from llmtrain.config.hosts import Host, expand_hosts, read_hostfile
 from llmtrain.config.job import JobSpec
 from llmtrain.config.ssh import SshConfig
-from llmtrain.errors import ConfigError, LlmtrainError, Problem, RunError
+from llmtrain.errors import ConfigError, LlmtrainError, Problem
 from llmtrain.run.job_file import JobFile
 from llmtrain.run.layout import RunDir
-from llmtrain.transport.base import Transport, TransportError
+from llmtrain.transport.base import Transport
 from llmtrain.transport.parallel import in_parallel
 from llmtrain.transport.ssh import SshTransport
 from llmtrain.transport.ssh_settings import OpenSshConfig
 
-REPORT_SECONDS = 30.0
-"""For a node to start Python, perhaps from a slow shared folder, and describe itself."""
 RETRY_SECONDS = 10.0
 """Pauses between tries to connect, in all."""
-SOCKET_VARIABLES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "TP_SOCKET_IFNAME")
-"""Set to the interface of a node's address: left alone, libraries take the first one, or what the host name
-resolves to, which on many systems is the loopback device."""
-
 _log = logging.getLogger(__name__)
 
 
@@ -132,7 +122,7 @@ class SshBackend:
         self, folder: Path, names: Sequence[str], *, seconds: float, several: bool
     ) -> tuple[dict[str, Report], Mapping[str, LlmtrainError], Expected]:
         """Reports of hosts that answered, errors of those that did not, and what all are held against."""
-        with _nonce(folder) as (file, nonce):
+        with nonce_file(folder) as (file, nonce):
             work = {name: partial(self._look_at, name, file) for name in names}
             reports, failed = in_parallel(work, seconds=seconds)
         expected = Expected(
@@ -148,7 +138,7 @@ class SshBackend:
         transport = self._transport(name)
         try:
             transport.connect()
-            report = _ask(transport, name, self.agent_python(Node(name=name, address="")), nonce)
+            report = ask(transport, name, self.agent_python(Node(name=name, address="")), nonce)
         except BaseException:
             transport.close()
             raise
@@ -182,49 +172,6 @@ def _hosts(cluster: ClusterProfile) -> list[Host]:
     if problems:
         raise ConfigError(problems)
     return hosts
-
-
-@contextmanager
-def _nonce(folder: Path) -> Iterator[tuple[Path, str]]:
-    """A file in a folder that proves that others see the same folder. Raises RunError."""
-    text = os.urandom(16).hex()
-    file = folder / f".llmtrain-{text[:8]}"
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        file.write_text(text, encoding="ascii")
-    except OSError as error:
-        message = f"cannot be written here: {(error.strerror or str(error)).lower()}"
-        raise RunError(message, where=str(folder), hint="storage.path or --run-dir names it") from error
-    try:
-        yield file, text
-    finally:
-        with suppress(OSError):
-            file.unlink()
-
-
-def _ask(transport: SshTransport, name: str, python: str, nonce: Path) -> Report:
-    """What a node says about itself. Raises TransportError."""
-    source = Path(__file__).with_name("node_report.py").read_bytes()
-    began = time.time()
-    try:
-        done = transport.run([python, "-", str(nonce)], timeout=REPORT_SECONDS, stdin=source)
-    except TransportError as error:
-        hint = "an interpreter that has llmtrain on every node: backend.python"
-        raise TransportError(str(error), hint=error.problems[0].hint or hint) from error
-    took = time.time() - began
-    try:
-        if done.exit_code:
-            raise ValueError
-        raw = json.loads(done.stdout.splitlines()[-1])
-        fields = {field.name for field in dataclasses.fields(Report)}
-        known = {key: value for key, value in raw.items() if key in fields}
-        return Report(**known, seen_at=began + took / 2, uncertainty=took / 2)
-    except (ValueError, IndexError, TypeError, AttributeError) as error:
-        words = done.stderr.decode("utf-8", "replace").strip().splitlines()
-        raise TransportError(
-            f"{name}: `{python}` does not run: {words[-1] if words else f'exit code {done.exit_code}'}",
-            hint="an interpreter that has llmtrain on every node: backend.python",
-        ) from error
 
 
 def _problems_of_unreachable(failed: Mapping[str, LlmtrainError]) -> list[Problem]:

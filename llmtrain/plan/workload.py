@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from llmtrain.config.job import JobSpec
 from llmtrain.config.recipe import ModelConfig, Recipe
 from llmtrain.plan.model_size import BlockShape, block_shape, flops_per_token, is_tied
 
@@ -50,8 +49,3 @@ def make_workload(recipe: Recipe) -> Workload:
         steps=steps,
         flops_per_token=flops_per_token(model),
     )
-
-
-def workload_of(spec: JobSpec) -> Workload:
-    """Reduce a job spec."""
-    return make_workload(spec.recipe)

@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from llmtrain.errors import CheckpointError
-from llmtrain.run.checkpoints.manifest import MANIFEST
 
 POINTER = "latest"
 LEFTOVER = ".tmp"
@@ -100,8 +99,3 @@ def resolve_step(root: Path, step: int | None) -> Checkpoint:
     raise CheckpointError(
         f"there is no checkpoint of step {step}", where=str(root), hint=f"steps saved: {steps}"
     )
-
-
-def has_manifest(checkpoint: Checkpoint) -> bool:
-    """Whether a manifest is there at all."""
-    return (checkpoint.path / MANIFEST).is_file()
