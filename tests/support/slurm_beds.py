@@ -160,6 +160,9 @@ def python_for_everybody(folder: Path) -> Path:
     public = [base for base in known if Path(base).exists() and _is_public(Path(base).resolve())]
     if not public:
         unavailable(f"there is no Python 3.{sys.version_info.minor} that an ordinary user may run")
+    for needed in (repository, Path(packages)):
+        if not _is_public(needed):
+            unavailable(f"an ordinary user may not enter {needed} (chmod a+x what leads there)")
     subprocess.run([public[0], "-m", "venv", "--without-pip", str(folder)], check=True)
     [site] = folder.glob("lib/python3*/site-packages")
     (site / "shared.pth").write_text(f"{repository}\n{packages}\n")
