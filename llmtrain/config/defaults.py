@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from math import ceil
 
-from llmtrain.config.recipe import ModelConfig, Recipe, RopeConfig
+from llmtrain.config.model import ModelConfig, RopeConfig
+from llmtrain.config.recipe import Recipe
 
 FFN_MULTIPLE = 256
 """A gated feed-forward width is rounded up to this, as the Llama family does."""

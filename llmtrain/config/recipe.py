@@ -15,11 +15,17 @@ from llmtrain.config.fields import (
     Duration,
     Fraction,
     Name,
-    NaturalFloat,
     NaturalInt,
-    PositiveFloat,
     PositiveInt,
     RelativeTo,
+)
+from llmtrain.config.model import ModelConfig
+from llmtrain.config.numerics import (
+    ClipConfig,
+    LearningRateConfig,
+    OptimizerConfig,
+    PrecisionConfig,
+    StabilityConfig,
 )
 
 Auto = Literal["auto"]
@@ -30,73 +36,6 @@ YAML_NAMES: dict[str, str] = {"global_size": "global"}
 
 EXTRA_KEYS: dict[str, tuple[str, ...]] = {"ModelConfig": ("from",)}
 """Keys of a section that are no fields: `model.from` names a `config.json` that stands for the other keys."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RopeConfig:
-    """Rotary position embedding."""
-
-    theta: PositiveFloat = 10000.0
-    """Base of the frequencies."""
-    scaling: Literal["none", "linear", "llama3"] = "none"
-    """How frequencies are stretched for longer sequences."""
-    factor: Annotated[float, Bounds(low=1)] = 1.0
-    """Stretch factor of `scaling`."""
-    low_frequency_factor: PositiveFloat = 1.0
-    """Llama 3 scaling only."""
-    high_frequency_factor: PositiveFloat = 4.0
-    """Llama 3 scaling only."""
-    original_sequence: PositiveInt = 8192
-    """Llama 3 scaling only: sequence length before stretching."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ModelConfig:
-    """Shape of the decoder-only transformer."""
-
-    kind: Literal["gpt", "llama", "moe"]
-    """Family: sets the defaults of norm, activation, biases and positions."""
-    layers: PositiveInt
-    """Number of transformer blocks."""
-    hidden: PositiveInt
-    """Width of the residual stream."""
-    heads: PositiveInt
-    """Number of query heads."""
-    kv_heads: PositiveInt | None = None
-    """Number of key/value heads (grouped-query attention); default: heads."""
-    head_dim: PositiveInt | None = None
-    """Width of one head; default: hidden / heads."""
-    ffn_hidden: PositiveInt | None = None
-    """Width inside the feed-forward block.
-
-    Default 4 x hidden (gpt), 8/3 x hidden rounded up to 256 (llama, moe).
-    """
-    vocab: PositiveInt = 256
-    """Vocabulary size; 256 is the built-in byte tokenizer."""
-    sequence: PositiveInt
-    """Tokens in one training sequence."""
-    norm: Literal["layernorm", "rmsnorm"] | None = None
-    """Default: layernorm (gpt), rmsnorm (llama, moe)."""
-    norm_epsilon: PositiveFloat = 1e-5
-    """Added to the variance."""
-    activation: Literal["gelu", "swiglu"] | None = None
-    """Default: gelu (gpt), swiglu (llama, moe)."""
-    qkv_bias: bool | None = None
-    """Bias on the query/key/value projection; default: as `bias`."""
-    bias: bool | None = None
-    """Bias on the other linear layers; default: true (gpt), false (llama, moe)."""
-    qk_norm: bool = False
-    """RMSNorm on queries and keys, per head."""
-    rope: RopeConfig | None = None
-    """Rotary positions; default: theta 10000 (llama, moe), none, i.e. learned positions (gpt)."""
-    tie_embeddings: bool | None = None
-    """Share the embedding with the output head; default: true (gpt), false (llama, moe)."""
-    experts: PositiveInt | None = None
-    """Mixture of experts: number of experts a layer (moe only)."""
-    experts_per_token: PositiveInt | None = None
-    """Mixture of experts: experts a token is sent to (moe only)."""
-    init_std: PositiveFloat = 0.02
-    """Standard deviation of the initial weights."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -166,52 +105,6 @@ class ParallelConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PrecisionConfig:
-    """Number formats. Master weights, gradient accumulation and optimizer states are always FP32."""
-
-    mode: Literal["fp32", "tf32", "fp16", "bf16", "fp8"] = "bf16"
-    """Format of the forward and backward pass."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OptimizerConfig:
-    """AdamW with decoupled weight decay."""
-
-    kind: Literal["adamw"] = "adamw"
-    """The only optimizer."""
-    beta1: Fraction = 0.9
-    """Decay of the first moment."""
-    beta2: Fraction = 0.95
-    """Decay of the second moment."""
-    epsilon: PositiveFloat = 1e-8
-    """Added to the root of the second moment."""
-    weight_decay: NaturalFloat = 0.1
-    """Applied to matrices and embeddings, not to norms and biases."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LearningRateConfig:
-    """Linear warm-up, then a cosine to `final`."""
-
-    peak: PositiveFloat = 3e-4
-    """Highest rate."""
-    final: NaturalFloat | None = None
-    """Rate at the last step; default: peak / 10."""
-    warmup_steps: NaturalInt = 0
-    """Steps from zero to the peak."""
-    schedule: Literal["cosine", "constant"] = "cosine"
-    """Shape after the warm-up."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ClipConfig:
-    """Gradient clipping."""
-
-    norm: NaturalFloat = 1.0
-    """Largest global norm; 0 switches clipping off."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointConfig:
     """When checkpoints are written and how many are kept."""
 
@@ -223,14 +116,6 @@ class CheckpointConfig:
     """Newest checkpoints kept; at least 1."""
     keep_every_steps: PositiveInt | None = None
     """Besides these, checkpoints whose step is a multiple of it are kept for ever; default: none."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StabilityConfig:
-    """What to do about bad numbers."""
-
-    nonfinite: Literal["stop"] = "stop"
-    """A loss or gradient that is not finite stops the run before the weights change."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

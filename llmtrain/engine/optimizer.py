@@ -7,7 +7,7 @@ import math
 
 import torch
 
-from llmtrain.config.recipe import LearningRateConfig, OptimizerConfig
+from llmtrain.config.numerics import LearningRateConfig, OptimizerConfig
 from llmtrain.engine.parallel.buckets import Buckets
 
 

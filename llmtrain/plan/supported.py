@@ -7,7 +7,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from llmtrain.config.layout import Layout
-from llmtrain.config.recipe import ModelConfig, Recipe
+from llmtrain.config.model import ModelConfig
+from llmtrain.config.recipe import Recipe
 from llmtrain.errors import ConfigError, Problem
 from llmtrain.plan.engine_features import OWN_ENGINE
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from llmtrain.config.recipe import ModelConfig, Recipe
+from llmtrain.config.model import ModelConfig
+from llmtrain.config.recipe import Recipe
 from llmtrain.plan.model_size import BlockShape, block_shape, flops_per_token, is_tied
 
 

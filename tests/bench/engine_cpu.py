@@ -21,15 +21,9 @@ from typing import Any
 import torch
 
 from llmtrain.config.layout import Layout
-from llmtrain.config.recipe import (
-    BatchConfig,
-    DataConfig,
-    LearningRateConfig,
-    ModelConfig,
-    Recipe,
-    RopeConfig,
-    TrainConfig,
-)
+from llmtrain.config.model import ModelConfig, RopeConfig
+from llmtrain.config.numerics import LearningRateConfig
+from llmtrain.config.recipe import BatchConfig, DataConfig, Recipe, TrainConfig
 from llmtrain.engine.build import build_parts
 from llmtrain.engine.data import TrainingBatches
 from llmtrain.engine.device import choose_device

@@ -10,7 +10,7 @@ import pytest
 
 from llmtrain.config.job import resolve
 from llmtrain.config.load import load_recipe
-from llmtrain.config.recipe import RopeConfig
+from llmtrain.config.model import RopeConfig
 from llmtrain.errors import ConfigError
 from llmtrain.plan.model_size import model_size
 

@@ -11,7 +11,8 @@ from llmtrain.config.codec import to_json
 from llmtrain.config.defaults import complete_model, complete_recipe
 from llmtrain.config.job import check, resolve, resolve_values
 from llmtrain.config.load import load_profile, load_recipe
-from llmtrain.config.recipe import MicroRange, ModelConfig, RopeConfig
+from llmtrain.config.model import ModelConfig, RopeConfig
+from llmtrain.config.recipe import MicroRange
 from llmtrain.errors import ConfigError
 from tests.support.documents import PROFILE, RECIPE
 

@@ -12,7 +12,8 @@ import torch
 import torch.nn.functional as F
 
 from llmtrain.config.layout import Layout
-from llmtrain.config.recipe import LearningRateConfig, RopeConfig
+from llmtrain.config.model import RopeConfig
+from llmtrain.config.numerics import LearningRateConfig
 from llmtrain.corpus.sampling import SampleOrder
 from llmtrain.engine.data import TrainingBatches, ValidationBatches
 from llmtrain.engine.failures import NumericError, RestoreError, describe, error_class

@@ -17,7 +17,8 @@ import llmtrain
 from llmtrain.config.cluster import BackendConfig, ClusterProfile, LinkConfig, StorageConfig
 from llmtrain.config.job import resolve_values
 from llmtrain.config.layout import Layout
-from llmtrain.config.recipe import BatchConfig, CheckpointConfig, DataConfig, ModelConfig, Recipe, TrainConfig
+from llmtrain.config.model import ModelConfig
+from llmtrain.config.recipe import BatchConfig, CheckpointConfig, DataConfig, Recipe, TrainConfig
 from llmtrain.corpus.prepare import prepare
 from llmtrain.events.event import Event
 from llmtrain.events.reader import read_events

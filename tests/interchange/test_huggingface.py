@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from llmtrain.config.huggingface import recipe_keys
-from llmtrain.config.recipe import ModelConfig, RopeConfig
+from llmtrain.config.model import ModelConfig, RopeConfig
 from llmtrain.engine.checkpoint.load import load_pieces
 from llmtrain.engine.checkpoint.pieces import ALONE, whole
 from llmtrain.engine.checkpoint.save import save_checkpoint

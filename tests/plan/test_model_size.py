@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from llmtrain.config.recipe import ModelConfig
+from llmtrain.config.model import ModelConfig
 from llmtrain.plan.model_size import block_shape, flops_per_token, model_size, parameter_count
 from tests.support.plans import GPT_175B, gpt
 

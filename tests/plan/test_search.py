@@ -12,7 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from llmtrain.config.layout import Layout
-from llmtrain.config.recipe import ModelConfig, ParallelConfig
+from llmtrain.config.model import ModelConfig
+from llmtrain.config.recipe import ParallelConfig
 from llmtrain.plan.constraints import refusals
 from llmtrain.plan.engine_features import ANY_ENGINE, OWN_ENGINE, EngineFeatures
 from llmtrain.plan.evaluate import Evaluator

@@ -14,7 +14,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from llmtrain.config.recipe import ModelConfig, Recipe
+from llmtrain.config.model import ModelConfig
+from llmtrain.config.recipe import Recipe
 
 
 class PlainBlock(nn.Module):

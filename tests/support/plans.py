@@ -14,14 +14,8 @@ from llmtrain.config.cluster import (
     StorageConfig,
 )
 from llmtrain.config.job import JobSpec
-from llmtrain.config.recipe import (
-    BatchConfig,
-    ModelConfig,
-    ParallelConfig,
-    Recipe,
-    RequestConfig,
-    TrainConfig,
-)
+from llmtrain.config.model import ModelConfig
+from llmtrain.config.recipe import BatchConfig, ParallelConfig, Recipe, RequestConfig, TrainConfig
 from llmtrain.plan.machine import Machine, make_machine
 from llmtrain.plan.workload import Workload, make_workload
 

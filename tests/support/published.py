@@ -25,7 +25,9 @@ from llmtrain.config.cluster import (
     StorageConfig,
 )
 from llmtrain.config.layout import Layout
-from llmtrain.config.recipe import BatchConfig, ModelConfig, PrecisionConfig, Recipe, RopeConfig, TrainConfig
+from llmtrain.config.model import ModelConfig, RopeConfig
+from llmtrain.config.numerics import PrecisionConfig
+from llmtrain.config.recipe import BatchConfig, Recipe, TrainConfig
 
 DATA = Path(__file__).resolve().parents[1] / "data" / "published_runs.yaml"
 

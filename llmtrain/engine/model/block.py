@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from llmtrain.config.recipe import ModelConfig
+from llmtrain.config.model import ModelConfig
 from llmtrain.engine.model.layers import ColumnLinear, RowLinear
 from llmtrain.engine.model.norms import HeadNorm, Norm
 from llmtrain.engine.model.rope import rotate

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from llmtrain.config.recipe import ModelConfig
+from llmtrain.config.model import ModelConfig
 from llmtrain.engine.model.parameters import LogicalTensor, ModelParameter, ParameterSpec
 
 

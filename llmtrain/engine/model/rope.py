@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from llmtrain.config.recipe import RopeConfig
+from llmtrain.config.model import RopeConfig
 
 
 def rotary_frequencies(rope: RopeConfig, head_dim: int) -> Tensor:

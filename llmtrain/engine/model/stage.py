@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from llmtrain.config.recipe import ModelConfig
+from llmtrain.config.model import ModelConfig
 from llmtrain.engine.model.block import Block
 from llmtrain.engine.model.norms import Norm
 from llmtrain.engine.model.parameters import LogicalTensor, ModelParameter, ParameterSpec

@@ -26,7 +26,7 @@ from torch.distributed.pipelining.schedules import (
 )
 
 from llmtrain.config.layout import Layout
-from llmtrain.config.recipe import ModelConfig
+from llmtrain.config.model import ModelConfig
 from llmtrain.engine.device import Device
 from llmtrain.engine.model.stage import ModelStage, StagePlace
 from llmtrain.engine.parallel.collectives import TensorParallel

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from llmtrain.config.recipe import ModelConfig
+from llmtrain.config.model import ModelConfig
 from llmtrain.errors import CheckpointError, Problem, UsageError
 from llmtrain.run.atomic import sync_folder, write_json
 from llmtrain.run.checkpoints.arrays import read_tensor

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from llmtrain.config.recipe import ModelConfig
+from llmtrain.config.model import ModelConfig
 from llmtrain.errors import CheckpointError, ConfigError, Problem
 from llmtrain.run.checkpoints.commit import begin_save, commit_save
 from llmtrain.run.checkpoints.folder import Checkpoint

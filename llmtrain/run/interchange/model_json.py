@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from llmtrain.config.recipe import ModelConfig, RopeConfig
+from llmtrain.config.model import ModelConfig, RopeConfig
 
 TORCH_NAMES: dict[str, str] = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
 
