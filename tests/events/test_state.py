@@ -10,9 +10,12 @@ from hypothesis import strategies as st
 
 from llmtrain.events import schema
 from llmtrain.events.curve import CURVE_POINTS
+from llmtrain.events.folds import attempts, checkpoints, members, training
+from llmtrain.events.folds.checkpoints import CHECKPOINTS
+from llmtrain.events.folds.training import RECENT_STEPS
 from llmtrain.events.reader import merge
 from llmtrain.events.records import RankStatus
-from llmtrain.events.state import CHECKPOINTS, MOMENTS, RECENT_STEPS, RunState, apply, fold
+from llmtrain.events.state import MOMENTS, RunState, apply, fold
 from tests.support.sample_events import START, attempt_files, event, events, step_finished
 
 
@@ -164,3 +167,8 @@ def test_curve_is_thinned_evenly() -> None:
 def test_loss_that_is_not_finite_is_kept() -> None:
     state = fold([event(step_finished(1, loss=math.nan), rank=0)])
     assert state.latest is not None and math.isnan(state.latest.loss)
+
+
+def test_a_kind_of_event_has_one_reducer():
+    kinds = [kind for family in (attempts, checkpoints, members, training) for kind in family.REDUCERS]
+    assert len(kinds) == len(set(kinds))
