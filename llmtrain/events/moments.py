@@ -11,6 +11,7 @@ from llmtrain.events.schema import (
     Decided,
     EventsDropped,
     Found,
+    NodeChanged,
     Notice,
     RankFailed,
     Restored,
@@ -18,6 +19,7 @@ from llmtrain.events.schema import (
 )
 
 TEXT_LIMIT = 500
+NODE_WORDS = {"healthy": "back", "quarantined": "in quarantine"}
 LEVELS = ("info", "warning", "error")
 
 
@@ -75,6 +77,9 @@ def _plain_sentence(event: Event) -> tuple[str, str] | None:
     match event.payload:
         case Notice(message=message, level=level):
             return (level if level in LEVELS else "info"), message
+        case NodeChanged(node=node, state=state, reason=reason):
+            level = "info" if state in ("healthy", "spare") else "warning"
+            return level, f"node {node} is {NODE_WORDS.get(state, state)}{_because(reason)}"
         case EventsDropped(count=count, reason=reason):
             return "warning", f"{count} events of {event.source} are missing: {reason}"
         case _:

@@ -98,6 +98,31 @@ class NodeState:
     ranks_alive: tuple[int, ...]
 
 
+class NodeStatus(StrEnum):
+    """What a node of the run is to it, from the most to the least useful."""
+
+    HEALTHY = "healthy"
+    SLOW = "slow"
+    SPARE = "spare"
+    QUARANTINED = "quarantined"
+    LOST = "lost"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Member:
+    """A node that the run has or had, in use or not."""
+
+    node: str
+    status: NodeStatus
+    attempt: int
+    """Attempt in which it became so."""
+    since: float
+    """Epoch seconds."""
+    reason: str = ""
+    until: float | None = None
+    """End of a quarantine, epoch seconds."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttemptState:
     """One start of ranks: how it went and where its time went. Sums are over the events seen."""
@@ -110,6 +135,8 @@ class AttemptState:
     outcome: str = ""
     """completed | stopped | failed; empty while it runs"""
     cause: str = ""
+    finding: str = ""
+    """Kind of the first finding in it; empty when there was none."""
     seconds: float | None = None
     nodes: tuple[str, ...] = ()
     world_size: int = 0
@@ -128,6 +155,7 @@ class AttemptState:
     last_step_time: float | None = None
     steps_seen: int = 0
     step_seconds: float = 0.0
+    tokens_seen: int = 0
     evaluation_seconds: float = 0.0
     checkpoint_seconds: float = 0.0
 
@@ -142,6 +170,11 @@ class AttemptState:
     def mean_step_seconds(self) -> float:
         """Mean duration of the steps seen; 0 when there was none."""
         return self.step_seconds / self.steps_seen if self.steps_seen else 0.0
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of its steps, also of those whose events were not read."""
+        return round(self.steps * self.tokens_seen / self.steps_seen) if self.steps_seen else 0
 
     @property
     def progress(self) -> int | None:

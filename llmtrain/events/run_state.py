@@ -11,6 +11,7 @@ from llmtrain.events.records import (
     CheckpointPoint,
     Ending,
     EvaluationPoint,
+    Member,
     Moment,
     NodeState,
     RankState,
@@ -40,6 +41,8 @@ class RunState:
     """Ascending."""
     ranks: Mapping[int, RankState] = field(default_factory=dict)
     nodes: Mapping[int, NodeState] = field(default_factory=dict)
+    members: Mapping[str, Member] = field(default_factory=dict)
+    """Every node by name, also spares and those that were lost, over all attempts."""
     moments: tuple[Moment, ...] = ()
     """Newest sentences worth telling, in order of time."""
     events_dropped: int = 0

@@ -203,6 +203,21 @@ class AttemptStarted(Payload):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class NodeChanged(Payload):
+    """Supervisor: a node is in another state than before. `attempt_started` makes its nodes healthy and its
+    idle ones spare without this."""
+
+    kind: ClassVar[str] = "node_changed"
+    node: str
+    """Its name."""
+    state: str
+    """healthy | slow | quarantined (left out for now) | spare | lost (not back after that)"""
+    reason: str = ""
+    until: float | None = None
+    """End of a quarantine, epoch seconds; then the node is looked at again."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Found(Payload):
     """Supervisor: a detector's finding."""
 

@@ -13,8 +13,8 @@ from typing import Any
 
 from llmtrain.events import schema
 from llmtrain.events.event import Event
-from llmtrain.events.folds import attempts, checkpoints, members, training
-from llmtrain.events.folds.members import rank_changes, with_rank
+from llmtrain.events.folds import attempts, checkpoints, nodes, ranks, training
+from llmtrain.events.folds.ranks import rank_changes, with_rank
 from llmtrain.events.folds.reducer import Reducer
 from llmtrain.events.moments import describe
 from llmtrain.events.records import Moment
@@ -66,6 +66,7 @@ _REDUCERS: dict[str, Reducer] = {
     **attempts.REDUCERS,
     **training.REDUCERS,
     **checkpoints.REDUCERS,
-    **members.REDUCERS,
+    **ranks.REDUCERS,
+    **nodes.REDUCERS,
     schema.EventsDropped.kind: _events_dropped,
 }

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from llmtrain.backends.base import Node
 from llmtrain.config.layout import Layout
 from llmtrain.errors import InfeasibleError, Problem
+from llmtrain.events.schema import NodeChanged
 from llmtrain.plan.ladder import lowest_rung
 from llmtrain.run.job_file import JobFile
 from llmtrain.run.ladder_file import Allowance, FrozenRung
@@ -89,12 +90,37 @@ def with_returned(record: RunRecord, names: Iterable[str]) -> RunRecord:
 
 
 def due(record: RunRecord, now: float, quarantine: float) -> tuple[str, ...]:
-    """Nodes whose quarantine is over: `quarantine` seconds after a first loss, doubling with every other."""
+    """Nodes that are left out and whose quarantine is over."""
     return tuple(
         loss.node
         for loss in record.losses
-        if loss.is_away and now - loss.since >= quarantine * min(LONGEST_QUARANTINE, 2 ** (loss.times - 1))
+        if loss.is_away and now - loss.since >= quarantine_of(loss, quarantine)
     )
+
+
+def node_changes(
+    told: Mapping[str, str], record: RunRecord, now: float, quarantine: float
+) -> list[NodeChanged]:
+    """What to say of nodes that are left out, or not any more, against what was said of them last.
+
+    In quarantine nobody looks at a node; one that is not back after it counts as lost.
+    """
+    over = due(record, now, quarantine)
+    found = []
+    for loss in record.losses:
+        state = "healthy" if not loss.is_away else "lost" if loss.node in over else "quarantined"
+        if told.get(loss.node, "healthy") == state:
+            continue
+        end = loss.since + quarantine_of(loss, quarantine) if state == "quarantined" else None
+        reason = loss.why if loss.is_away else "it is fit again"
+        found.append(NodeChanged(node=loss.node, state=state, reason=reason, until=end))
+    return found
+
+
+def quarantine_of(loss: NodeLoss, quarantine: float) -> float:
+    """Seconds for which a node is left out after its last loss: `quarantine` after a first one, doubling with
+    every other."""
+    return float(quarantine * min(LONGEST_QUARANTINE, 2 ** (loss.times - 1)))
 
 
 # ---- words

@@ -25,7 +25,7 @@ from llmtrain.supervise.fleet import sweep_nodes
 from llmtrain.supervise.limits import Limits
 from llmtrain.supervise.look_back import close_abandoned
 from llmtrain.supervise.members import Members
-from llmtrain.supervise.membership import with_losses
+from llmtrain.supervise.membership import node_changes, with_losses
 from llmtrain.supervise.policy import Budget, Decision, History, decide, past_budget, short_of_nodes
 
 
@@ -39,6 +39,8 @@ class Supervisor:
         self._control, self._limits = control, limits
         self._record = read_record(run)
         self._members = Members(run, job, backend, limits)
+        self._told: dict[str, str] = {}
+        """What was said last of nodes that were lost at some time."""
 
     def run(self) -> ExitStatus:
         """Run attempts until the run has ended."""
@@ -147,6 +149,13 @@ class Supervisor:
                 membership=plan.membership,
             )
         )
+        self._tell_nodes(writer)
+
+    def _tell_nodes(self, writer: EventWriter) -> None:
+        """Say which nodes are left out, or not any more."""
+        for change in node_changes(self._told, self._record, time.time(), self._limits.quarantine):
+            self._told[change.node] = change.state
+            writer.emit(change)
 
     def _runner(self, plan: AttemptPlan, writer: EventWriter) -> AttemptRunner:
         names = self._job.spec.cluster.environment.pass_through
@@ -182,6 +191,7 @@ class Supervisor:
         )
         why = end.message or end.cause
         self._save(with_losses(self._record.with_attempt(ended), result.unreachable, why, time.time()))
+        self._tell_nodes(writer)
 
     def _decide(self, result: AttemptResult, first: int, writer: EventWriter) -> Decision:
         history = History(

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from llmtrain.events import schema
 from llmtrain.events.curve import CURVE_POINTS
-from llmtrain.events.folds import attempts, checkpoints, members, training
+from llmtrain.events.folds import attempts, checkpoints, nodes, ranks, training
 from llmtrain.events.folds.checkpoints import CHECKPOINTS
 from llmtrain.events.folds.training import RECENT_STEPS
 from llmtrain.events.reader import merge
@@ -107,7 +107,17 @@ def test_any_interleaving_of_the_files_gives_the_same_state(shuffler: random.Ran
         mixed.append(queue.pop(0))
         queues = [rest for rest in queues if rest]
     state, expected = fold(mixed, RunState(total_steps=20)), of_files(FIRST, SECOND)
-    for name in ("attempt", "step", "status", "ranks", "nodes", "history", "evaluations", "checkpoints"):
+    for name in (
+        "attempt",
+        "step",
+        "status",
+        "ranks",
+        "nodes",
+        "members",
+        "history",
+        "evaluations",
+        "checkpoints",
+    ):
         assert getattr(state, name) == getattr(expected, name), name
     for mine, theirs in zip(state.attempts, expected.attempts, strict=True):
         assert mine.step_seconds == pytest.approx(theirs.step_seconds)
@@ -170,5 +180,34 @@ def test_loss_that_is_not_finite_is_kept() -> None:
 
 
 def test_a_kind_of_event_has_one_reducer():
-    kinds = [kind for family in (attempts, checkpoints, members, training) for kind in family.REDUCERS]
+    kinds = [kind for family in (attempts, checkpoints, nodes, ranks, training) for kind in family.REDUCERS]
     assert len(kinds) == len(set(kinds))
+
+
+def node_changed(node: str, state: str, **more) -> schema.NodeChanged:
+    return schema.NodeChanged(node=node, state=state, **more)
+
+
+def test_what_every_node_is_to_the_run_over_attempts() -> None:
+    first = schema.AttemptStarted(world_size=2, nodes=("a", "b"), idle=("c",))
+    second = schema.AttemptStarted(world_size=2, nodes=("a", "c"))
+    told = [
+        event(first, time=START),
+        event(schema.Found(finding="node_silent", message="b is silent", node=1), time=START + 5),
+        event(schema.Found(finding="rank_dead", message="an echo", rank=1), time=START + 5),
+        event(node_changed("b", "quarantined", reason="silent", until=START + 65), time=START + 6),
+        event(second, time=START + 8, attempt=2),
+        event(node_changed("d", "asleep"), time=START + 9, attempt=2),
+    ]
+    state = fold(told)
+    assert {name: str(member.status) for name, member in state.members.items()} == {
+        "a": "healthy",
+        "b": "quarantined",
+        "c": "healthy",
+    }
+    assert (state.members["b"].reason, state.members["b"].until) == ("silent", START + 65)
+    assert [attempt.finding for attempt in state.attempts] == ["node_silent", ""]
+    assert fold([*told[4:], *told[:4]]).members == state.members
+    back = fold([event(node_changed("b", "healthy"), time=START + 70, attempt=2)], state)
+    assert back.members["b"].status == "healthy"
+    assert [moment.text for moment in back.moments][-1] == "node b is back"

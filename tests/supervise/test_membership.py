@@ -14,7 +14,14 @@ from llmtrain.errors import InfeasibleError
 from llmtrain.run.job_file import JobFile
 from llmtrain.run.ladder_file import Allowance, FrozenRung
 from llmtrain.run.record import AttemptRecord, RunRecord
-from llmtrain.supervise.membership import choose, due, fewest_nodes, with_losses, with_returned
+from llmtrain.supervise.membership import (
+    choose,
+    due,
+    fewest_nodes,
+    node_changes,
+    with_losses,
+    with_returned,
+)
 
 BATCH = 16
 
@@ -182,3 +189,23 @@ def test_nodes_that_have_to_be_fit(
     )
     allowance = None if allowed is None else Allowance(fewest_nodes=allowed, ladder=())
     assert fewest_nodes(job(5, nodes=5, spares=spares), record, allowance) == fewest
+
+
+def test_what_is_said_of_nodes_is_said_once() -> None:
+    told: dict[str, str] = {}
+
+    def said(record: RunRecord, now: float) -> list[tuple[str, str, str, float | None]]:
+        changes = node_changes(told, record, now, 60.0)
+        told.update({change.node: change.state for change in changes})
+        return [(change.node, change.state, change.reason, change.until) for change in changes]
+
+    assert said(EMPTY, 0.0) == []
+    lost = with_losses(EMPTY, ["n2"], "silent for 10 s", 100.0)
+    assert said(lost, 100.0) == [("n2", "quarantined", "silent for 10 s", 160.0)]
+    assert said(lost, 159.0) == []
+    assert said(lost, 161.0) == [("n2", "lost", "silent for 10 s", None)]
+    back = with_returned(lost, ["n2"])
+    assert said(back, 170.0) == [("n2", "healthy", "it is fit again", None)]
+    assert said(back, 171.0) == []
+    again = with_losses(back, ["n2"], "silent again", 200.0)
+    assert said(again, 200.0) == [("n2", "quarantined", "silent again", 320.0)]

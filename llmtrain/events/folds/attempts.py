@@ -9,6 +9,7 @@ from typing import TypeVar
 from llmtrain.events import schema
 from llmtrain.events.curve import Point
 from llmtrain.events.event import Event
+from llmtrain.events.folds.nodes import with_started_nodes
 from llmtrain.events.folds.reducer import Reducer
 from llmtrain.events.records import AttemptState, Ending
 from llmtrain.events.run_state import RunState
@@ -40,7 +41,7 @@ def counting(state: RunState, points: tuple[P, ...]) -> tuple[P, ...]:
 
 def _attempt_started(state: RunState, event: Event, payload: schema.AttemptStarted) -> RunState:
     return with_attempt(
-        state,
+        with_started_nodes(state, event, payload),
         event.attempt,
         lambda attempt: replace(
             attempt,

@@ -52,6 +52,7 @@ def _attempt_with_step(attempt: AttemptState, point: StepPoint) -> AttemptState:
         last_step_time=point.time if last else attempt.last_step_time,
         steps_seen=attempt.steps_seen + 1,
         step_seconds=attempt.step_seconds + point.seconds,
+        tokens_seen=attempt.tokens_seen + point.tokens,
     )
 
 

@@ -1,4 +1,4 @@
-"""Ranks and nodes of the newest attempt."""
+"""Ranks of the newest attempt, and what was found to be wrong with them."""
 
 from __future__ import annotations
 
@@ -8,12 +8,11 @@ from typing import Any
 
 from llmtrain.events import schema
 from llmtrain.events.event import Event
+from llmtrain.events.folds.attempts import with_attempt
+from llmtrain.events.folds.nodes import MEMBERS
 from llmtrain.events.folds.reducer import Reducer
-from llmtrain.events.records import RANK_STATUS_ORDER, NodeState, RankState, RankStatus
+from llmtrain.events.records import RANK_STATUS_ORDER, RankState, RankStatus
 from llmtrain.events.run_state import RunState
-
-MEMBERS = 16384
-"""Most ranks, and most nodes, that are kept."""
 
 
 def with_rank(state: RunState, event: Event, rank: int, changes: dict[str, Any]) -> Mapping[int, RankState]:
@@ -51,6 +50,11 @@ def rank_changes(event: Event) -> dict[str, Any]:
 
 
 def _found(state: RunState, event: Event, payload: schema.Found) -> RunState:
+    state = with_attempt(
+        state,
+        event.attempt,
+        lambda attempt: replace(attempt, finding=attempt.finding or payload.finding),
+    )
     if payload.rank is None or payload.finding != "rank_dead":
         return state
     before = state.ranks.get(payload.rank)
@@ -60,23 +64,4 @@ def _found(state: RunState, event: Event, payload: schema.Found) -> RunState:
     return replace(state, ranks=with_rank(state, event, payload.rank, changes))
 
 
-def _node_sample(state: RunState, event: Event, payload: schema.NodeSample) -> RunState:
-    if event.attempt != state.attempt or (payload.node not in state.nodes and len(state.nodes) >= MEMBERS):
-        return state
-    sample = NodeState(
-        node=payload.node,
-        attempt=event.attempt,
-        host=payload.host,
-        time=event.time,
-        cpu_percent=payload.cpu_percent,
-        memory_used=payload.memory_used,
-        memory_total=payload.memory_total,
-        ranks_alive=payload.ranks_alive,
-    )
-    return replace(state, nodes={**state.nodes, payload.node: sample})
-
-
-REDUCERS: dict[str, Reducer] = {
-    schema.Found.kind: _found,
-    schema.NodeSample.kind: _node_sample,
-}
+REDUCERS: dict[str, Reducer] = {schema.Found.kind: _found}
