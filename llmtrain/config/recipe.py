@@ -9,15 +9,14 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
+from llmtrain.config.data import DataConfig
 from llmtrain.config.fields import (
     Bounds,
     Count,
     Duration,
     Fraction,
     Name,
-    NaturalInt,
     PositiveInt,
-    RelativeTo,
 )
 from llmtrain.config.model import ModelConfig
 from llmtrain.config.numerics import (
@@ -36,24 +35,6 @@ YAML_NAMES: dict[str, str] = {"global_size": "global"}
 
 EXTRA_KEYS: dict[str, tuple[str, ...]] = {"ModelConfig": ("from",)}
 """Keys of a section that are no fields: `model.from` names a `config.json` that stands for the other keys."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DataConfig:
-    """Where tokens come from."""
-
-    corpus: Annotated[str, RelativeTo(keywords=("python-stdlib",))] = "python-stdlib"
-    """`python-stdlib` (the standard library's own source files), a text or jsonl file, a folder, or a folder
-    that `llmtrain data prepare` wrote.
-    """
-    tokenizer: Annotated[str, RelativeTo(keywords=("bytes",))] = "bytes"
-    """`bytes` or the path of a Hugging Face `tokenizer.json`."""
-    validation_fraction: Fraction = 0.01
-    """Share of documents held out, chosen by hash."""
-    validation_every: NaturalInt = 50
-    """Steps between two validations; 0 switches validation off."""
-    validation_sequences: PositiveInt = 32
-    """Sequences in one validation pass, always the same ones."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,6 +119,8 @@ class TrainConfig:
     """Tokens; rounded up to whole steps."""
     seed: Seed = 0
     """Seed of weights and data order."""
+    trace_steps: tuple[PositiveInt, ...] = ()
+    """Steps that every rank traces, to `attempts/N/trace/`: what it computed when, and what it waited for."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from math import prod
 
+from llmtrain.config.data_rules import DATA_RULES
 from llmtrain.config.defaults import complete_model, training_steps
 from llmtrain.config.recipe import MicroRange, Recipe
 from llmtrain.config.rules import Rule, rule
@@ -81,23 +82,6 @@ def _experts(recipe: Recipe) -> Iterator[Problem]:
             f"model.experts_per_token = {model.experts_per_token} is more than "
             f"model.experts = {model.experts}",
         )
-
-
-@rule("model.vocab", "data.tokenizer")
-def _vocab_covers_bytes(recipe: Recipe) -> Iterator[Problem]:
-    if recipe.data.tokenizer == "bytes" and recipe.model.vocab < 256:
-        yield Problem(
-            "model.vocab",
-            f"model.vocab = {recipe.model.vocab} is less than the 256 tokens of data.tokenizer = bytes",
-            "set vocab to 256 or more",
-        )
-
-
-@rule("data")
-def _data_is_named(recipe: Recipe) -> Iterator[Problem]:
-    for name in ("corpus", "tokenizer"):
-        if not getattr(recipe.data, name).strip():
-            yield Problem(f"data.{name}", f"data.{name} is empty", "name a path, or remove the key")
 
 
 @rule("batch.global", "batch.micro")
@@ -278,8 +262,7 @@ RECIPE_RULES: tuple[Rule[Recipe], ...] = (
     _rope_needs_even_heads,
     _rope_scaling,
     _experts,
-    _vocab_covers_bytes,
-    _data_is_named,
+    *DATA_RULES,
     _micro_divides_global,
     _batch_product,
     _tensor_parallel_shapes,

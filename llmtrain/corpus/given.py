@@ -5,16 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from llmtrain.config.recipe import DataConfig
+from llmtrain.config.data import DataConfig
 from llmtrain.errors import Problem
 
 
 def missing_files(data: DataConfig) -> Iterator[Problem]:
     """Corpus and tokenizer that are not on this machine; places are dotted fields."""
-    corpus, tokenizer = data.corpus, data.tokenizer
-    if corpus != "python-stdlib" and not _exists(corpus) and not _is_prefix(corpus):
-        hint = "a corpus is `python-stdlib`, a text or jsonl file, a folder, or a prepared corpus"
-        yield Problem("data.corpus", f"no such file or folder: {corpus}", hint)
+    tokenizer = data.tokenizer
+    for field, corpus in data.corpora():
+        if corpus != "python-stdlib" and not _exists(corpus) and not _is_prefix(corpus):
+            hint = "a corpus is `python-stdlib`, a text or jsonl file, a folder, or a prepared corpus"
+            yield Problem(field, f"no such file or folder: {corpus}", hint)
     if tokenizer != "bytes" and not _exists(tokenizer):
         hint = "a tokenizer is `bytes`, a Hugging Face tokenizer.json, or a folder with one"
         yield Problem("data.tokenizer", f"no such file or folder: {tokenizer}", hint)

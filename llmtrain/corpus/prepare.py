@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Protocol
 
-from llmtrain.config.recipe import DataConfig
+from llmtrain.config.data import DataConfig
 from llmtrain.corpus.adopt import adoption, is_indexed
 from llmtrain.corpus.prepared import PreparedCorpus, is_prepared, open_prepared
 from llmtrain.corpus.progress import Progress, Report

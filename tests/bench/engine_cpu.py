@@ -20,10 +20,11 @@ from typing import Any
 
 import torch
 
+from llmtrain.config.data import DataConfig
 from llmtrain.config.layout import Layout
 from llmtrain.config.model import ModelConfig, RopeConfig
 from llmtrain.config.numerics import LearningRateConfig
-from llmtrain.config.recipe import BatchConfig, DataConfig, Recipe, TrainConfig
+from llmtrain.config.recipe import BatchConfig, Recipe, TrainConfig
 from llmtrain.engine.build import build_parts
 from llmtrain.engine.data import TrainingBatches
 from llmtrain.engine.device import choose_device

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from llmtrain.cli.main import run
-from llmtrain.config.recipe import DataConfig
+from llmtrain.config.data import DataConfig
 from llmtrain.corpus.prepare import prepare, prepare_folder
 from llmtrain.corpus.prepared import open_prepared
 from llmtrain.errors import CorpusError, UsageError

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from llmtrain.config.recipe import DataConfig
+from llmtrain.config.data import DataConfig
 from llmtrain.corpus import sources
 from llmtrain.corpus.documents import read_sections
 from llmtrain.corpus.prepare import prepare, prepare_folder

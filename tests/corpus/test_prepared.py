@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from llmtrain.config.recipe import DataConfig
+from llmtrain.config.data import DataConfig
 from llmtrain.corpus.prepare import prepare, prepare_folder
 from llmtrain.corpus.prepared import open_prepared
 from llmtrain.errors import CorpusError, UsageError

@@ -8,10 +8,11 @@ from typing import Any
 import numpy as np
 import torch
 
+from llmtrain.config.data import DataConfig
 from llmtrain.config.layout import Layout
 from llmtrain.config.model import ModelConfig, RopeConfig
 from llmtrain.config.numerics import ClipConfig, LearningRateConfig, OptimizerConfig, PrecisionConfig
-from llmtrain.config.recipe import BatchConfig, DataConfig, Recipe, TrainConfig
+from llmtrain.config.recipe import BatchConfig, Recipe, TrainConfig
 from llmtrain.engine.build import Parts, build_parts
 from llmtrain.engine.device import choose_device
 from llmtrain.engine.state import state_pieces
