@@ -27,10 +27,8 @@ def missing_of(recipe: Loaded[Recipe]) -> list[Problem]:
     """The same of a recipe that was read; fields that are wrong already are left alone."""
     from llmtrain.corpus.given import missing_files
 
-    if recipe.value is None:
+    if recipe.value is None or any(path[0] == "data" for path in recipe.bad):
         return []
     return [
-        replace(problem, where=recipe.where(problem.where))
-        for problem in missing_files(recipe.value.data)
-        if tuple(problem.where.split(".")) not in recipe.bad and ("data",) not in recipe.bad
+        replace(problem, where=recipe.where(problem.where)) for problem in missing_files(recipe.value.data)
     ]

@@ -13,6 +13,7 @@ from llmtrain.config.document import read_table
 from llmtrain.config.huggingface import expand_from
 from llmtrain.config.nodes import Node, Table
 from llmtrain.config.nodes import Path as KeyPath
+from llmtrain.config.nodes import Sequence as Items
 from llmtrain.config.override import Override, apply_overrides, parse_overrides
 from llmtrain.config.recipe import Recipe
 from llmtrain.config.recipe_rules import RECIPE_RULES
@@ -40,6 +41,10 @@ class Loaded(Generic[T]):
         node: Node = self.root
         place = self.root.where
         for key in dotted.split(".") if dotted else ():
+            if isinstance(node, Items) and key.isdecimal() and int(key) < len(node.items):
+                node = node.items[int(key)]
+                place = node.where
+                continue
             if not isinstance(node, Table) or key not in node.entries:
                 break
             place, node = node.keys[key], node.entries[key]

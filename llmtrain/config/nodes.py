@@ -73,11 +73,17 @@ def to_plain(node: Node) -> Any:
 def replace_at(table: Table, path: Path, node: Node) -> Table:
     """The table with `node` at `path`.
 
-    Tables on the way are made where they are missing or hold something else.
+    Tables on the way are made where they are missing or hold something else; a number is the place of an
+    entry in a list that is there.
     """
     key, rest = path[0], path[1:]
     if rest:
         below = table.entries.get(key)
+        if isinstance(below, Sequence) and rest[0].isdecimal() and int(rest[0]) < len(below.items):
+            numbered = Table({str(at): item for at, item in enumerate(below.items)}, {}, below.where)
+            changed = replace_at(numbered, rest, node)
+            entry = Sequence(tuple(changed.entries.values()), below.where)
+            return Table({**table.entries, key: entry}, table.keys, table.where)
         inner = below if isinstance(below, Table) else Table({}, {}, node.where)
         node = replace_at(inner, rest, node)
     return Table(
