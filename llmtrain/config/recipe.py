@@ -9,18 +9,14 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
+from llmtrain.config.batch_ramp import BatchRamp, batch_at, samples_before
+from llmtrain.config.checkpoint import CheckpointConfig
 from llmtrain.config.data import DataConfig
-from llmtrain.config.fields import (
-    Bounds,
-    Count,
-    Duration,
-    Fraction,
-    Name,
-    PositiveInt,
-)
+from llmtrain.config.fields import Bounds, Count, Fraction, Name, PositiveInt
 from llmtrain.config.model import ModelConfig
 from llmtrain.config.numerics import (
     ClipConfig,
+    InjectedFault,
     LearningRateConfig,
     OptimizerConfig,
     PrecisionConfig,
@@ -57,6 +53,21 @@ class BatchConfig:
     """Sequences per forward."""
     accumulation: PositiveInt | Auto = "auto"
     """Micro-batches per replica and optimizer step."""
+    ramp: BatchRamp | None = None
+    """Growth of the global batch up to `global` at the start; plans are made for `global`. Default: none."""
+
+    def at(self, step: int) -> int:
+        """Sequences of a step, counted from 1, over all replicas."""
+        return batch_at(self.ramp, self.global_size, step)
+
+    def samples_before(self, step: int) -> int:
+        """Samples of all steps before this one: the index of its first sample."""
+        return samples_before(self.ramp, self.global_size, step)
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """Every global batch of the training, ascending."""
+        return (*(self.ramp.sizes(self.global_size) if self.ramp else ()), self.global_size)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,20 +97,6 @@ class ParallelConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CheckpointConfig:
-    """When checkpoints are written and how many are kept."""
-
-    every_steps: PositiveInt | None = None
-    """Steps between two checkpoints; default: none by step."""
-    every: Duration = 1800.0
-    """Seconds between two checkpoints (duration, e.g. `30m`); 0 switches the timer off."""
-    keep: PositiveInt = 3
-    """Newest checkpoints kept; at least 1."""
-    keep_every_steps: PositiveInt | None = None
-    """Besides these, checkpoints whose step is a multiple of it are kept for ever; default: none."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class FaultConfig:
     """How failures are met."""
 
@@ -107,6 +104,8 @@ class FaultConfig:
     """Share of the nodes at launch that may be lost before the run stops with exit code 93."""
     restarts_without_progress: PositiveInt = 3
     """Restarts in a row without a newer checkpoint or a higher step, before the run stops with exit 93."""
+    inject: tuple[InjectedFault, ...] = ()
+    """For rehearsals only: faults made on purpose, e.g. `--set 'faults.inject=[{kind: nan, step: 5}]'`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

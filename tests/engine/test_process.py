@@ -14,12 +14,13 @@ from pathlib import Path
 import pytest
 
 import llmtrain
+from llmtrain.config.checkpoint import CheckpointConfig
 from llmtrain.config.cluster import BackendConfig, ClusterProfile, LinkConfig, StorageConfig
 from llmtrain.config.data import DataConfig
 from llmtrain.config.job import resolve_values
 from llmtrain.config.layout import Layout
 from llmtrain.config.model import ModelConfig
-from llmtrain.config.recipe import BatchConfig, CheckpointConfig, Recipe, TrainConfig
+from llmtrain.config.recipe import BatchConfig, Recipe, TrainConfig
 from llmtrain.corpus.prepare import prepare
 from llmtrain.events.event import Event
 from llmtrain.events.reader import read_events
