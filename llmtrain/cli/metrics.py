@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import os
+import threading
 import time
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -12,7 +16,12 @@ from llmtrain.cli import console
 from llmtrain.cli.status import Runs
 from llmtrain.errors import UsageError
 
+if TYPE_CHECKING:
+    from llmtrain.observe.exporter import Exporter
+
 PORT = 9477
+LAST_SECONDS = 45.0
+"""How long the last state is offered after a supervisor's end: three scrapes of a usual Prometheus."""
 
 
 def register(app: typer.Typer) -> None:
@@ -31,36 +40,73 @@ def _metrics(
     ] = None,
     text_file: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="Keep a file for node_exporter instead.", show_default=False),
+        typer.Option(metavar="FILE", help="Keep a file for node_exporter.", show_default=False),
     ] = None,
     interval: Annotated[
         float, typer.Option(metavar="SECONDS", min=1.0, help="Time between two writes of --text-file.")
     ] = 15.0,
     runs: Runs = Path("runs"),
+    beside_supervisor: Annotated[bool, typer.Option("--beside-supervisor", hidden=True)] = False,
 ) -> None:
     """Export metrics of runs to Prometheus; without --listen and --text-file print them once."""
-    from llmtrain.observe.exporter import Exporter, exposition, serve, write_text_file
+    from llmtrain.observe.exporter import Exporter, exposition, serve
     from llmtrain.run.find import find_run, list_runs
 
-    if listen and text_file:
-        raise UsageError("--listen and --text-file exclude each other", where="--listen")
     chosen = find_run(run, runs) if run is not None else None
     exporter = Exporter(lambda: list_runs(runs) if chosen is None else [chosen])
+    if not listen and not text_file:
+        console.emit(exposition(exporter).decode().removesuffix("\n"))
+        return
+    leave = _when_input_ends() if beside_supervisor else threading.Event()
+    stop: Callable[[], None] | None = None
     try:
         if listen:
             url, stop = serve(exporter, *_address(listen))
-            console.say(f"metrics at {url}; Ctrl-C ends it")
-            try:
-                while True:
-                    time.sleep(3600)
-            finally:
-                stop()
-        while text_file:
-            write_text_file(exporter, text_file)
-            time.sleep(interval)
+            console.say(f"metrics at {url}" + ("" if beside_supervisor else "; Ctrl-C ends it"))
+        _keep(exporter, text_file, interval, leave)
     except KeyboardInterrupt:
         raise typer.Exit(0) from None
-    console.emit(exposition(exporter).decode().removesuffix("\n"))
+    finally:
+        if stop is not None:
+            stop()
+
+
+def _keep(exporter: Exporter, text_file: Path | None, interval: float, leave: threading.Event) -> None:
+    """Write the text file again and again, and once more at the end; a disk that is full may have room
+    later."""
+    from llmtrain.observe.exporter import write_text_file
+
+    failed = ""
+    while True:
+        is_last = leave.wait(0)
+        if text_file:
+            try:
+                write_text_file(exporter, text_file)
+                failed = ""
+            except OSError as error:
+                if failed != str(error):
+                    console.say(f"cannot write {text_file}: {error.strerror}")
+                failed = str(error)
+        if is_last:
+            return
+        leave.wait(interval)
+
+
+def _when_input_ends() -> threading.Event:
+    """Set LAST_SECONDS after the end of standard input, which is that of the supervisor. Takes the processor
+    only when nobody else wants it."""
+    over = threading.Event()
+
+    def wait() -> None:
+        with suppress(OSError):
+            while os.read(0, 1024):
+                pass
+        time.sleep(LAST_SECONDS)
+        over.set()
+
+    os.nice(10)
+    threading.Thread(target=wait, name="end-of-supervisor", daemon=True).start()
+    return over
 
 
 def _address(listen: str) -> tuple[str, int]:

@@ -11,6 +11,7 @@ from typing import Annotated, Literal
 
 from llmtrain.config.fields import (
     Bandwidth,
+    Bounds,
     Bytes,
     Duration,
     FlopRate,
@@ -194,6 +195,20 @@ class FailureConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class MetricsConfig:
+    """Where a run's supervisor offers Prometheus metrics for as long as it lives; by default nowhere, so that
+    no run opens a port that nobody asked for."""
+
+    port: Annotated[int, Bounds(low=0, high=65535)] | None = None
+    """Port that scrapes are answered on, e.g. 9477; 0 takes a free one (`metrics.log` says which)."""
+    address: str = "127.0.0.1"
+    """Address of the supervisor's machine that the port is opened on."""
+    text_file: str = ""
+    """File that is kept up to date for node_exporter's textfile collector, e.g.
+    `/var/lib/node_exporter/llmtrain.prom`; an absolute path."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterProfile:
     """Where to train."""
 
@@ -227,5 +242,7 @@ class ClusterProfile:
     """Constants measured on this cluster."""
     failures: FailureConfig = field(default_factory=FailureConfig)
     """How often nodes fail."""
+    metrics: MetricsConfig = field(default_factory=MetricsConfig)
+    """Prometheus metrics beside every run."""
     gpu_hour_price: NaturalFloat | None = None
     """Price of one accelerator for an hour, in any currency; None: no price is shown."""

@@ -114,6 +114,25 @@ def _environment_names(profile: ClusterProfile) -> Iterator[Problem]:
             yield Problem(f"environment.variables.{name}", f"the value of `{name}` holds a NUL character")
 
 
+@rule("metrics")
+def _metrics_places(profile: ClusterProfile) -> Iterator[Problem]:
+    metrics = profile.metrics
+    if metrics.port is not None and not metrics.address:
+        yield Problem("metrics.address", "metrics.address is empty", "127.0.0.1, or 0.0.0.0 for all networks")
+    if metrics.text_file and not metrics.text_file.startswith("/"):
+        yield Problem(
+            "metrics.text_file",
+            f"metrics.text_file = `{metrics.text_file}` must be an absolute path",
+            "e.g. /var/lib/node_exporter/llmtrain.prom",
+        )
+    elif metrics.text_file and not metrics.text_file.endswith(".prom"):
+        yield Problem(
+            "metrics.text_file",
+            f"node_exporter does not read `{metrics.text_file}`",
+            "the name must end in .prom",
+        )
+
+
 def _link(place: str, link: LinkConfig, *, inside_node: bool) -> Iterator[Problem]:
     """A link is in the table, or complete in numbers."""
     if link.kind in LINKS:
@@ -142,6 +161,7 @@ CLUSTER_RULES: tuple[Rule[ClusterProfile], ...] = (
     _spares_leave_a_node,
     _shared_storage_is_absolute,
     _environment_names,
+    _metrics_places,
     *SSH_RULES,
     *SLURM_RULES,
 )

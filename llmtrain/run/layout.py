@@ -39,6 +39,15 @@ class AttemptDir:
         """Folder of stack dumps: `rank-00000.txt`."""
         return self.path / "stacks"
 
+    @property
+    def trace(self) -> Path:
+        """Folder of traced steps: `rank-00000.json` (`events/trace.py`); none when no step was traced."""
+        return self.path / "trace"
+
+    def rank_trace(self, rank: int) -> Path:
+        """Trace of a rank's passes, for chrome://tracing and Perfetto."""
+        return self.trace / f"rank-{rank:05d}.json"
+
     def rank_events(self, rank: int) -> Path:
         """Event file of a rank."""
         return self.events / f"rank-{rank:05d}.jsonl"
@@ -149,6 +158,11 @@ class RunDir:
     def supervisor_log(self) -> Path:
         """Standard output and error of the detached supervisor."""
         return self.path / "supervisor.log"
+
+    @property
+    def metrics_log(self) -> Path:
+        """What the process that offers metrics beside the supervisor printed."""
+        return self.path / "metrics.log"
 
     def attempt(self, number: int) -> AttemptDir:
         """Folder of one attempt."""

@@ -22,6 +22,7 @@ from llmtrain.run.lease import Lease, LeaseLostError, acquire
 from llmtrain.run.record import read_record, write_record
 from llmtrain.supervise.control import Control
 from llmtrain.supervise.limits import limits_for, predicted_step_seconds
+from llmtrain.supervise.metrics_process import MetricsProcess
 from llmtrain.supervise.supervisor import Supervisor
 
 
@@ -79,7 +80,9 @@ def _supervise(run: RunDir, job: JobFile, backend: Backend, lease: Lease) -> Exi
     limits = limits_for(predicted_step_seconds(run.plan_json))
     control = Control(run, limits.save)
     control.listen()
-    return Supervisor(run, job, backend, lease, control=control, limits=limits).run()
+    supervisor = Supervisor(run, job, backend, lease, control=control, limits=limits)
+    with MetricsProcess(run, job.spec.cluster.metrics, supervisor.tell):
+        return supervisor.run()
 
 
 def _record_failure(run: RunDir, lease: Lease, message: str, status: ExitStatus) -> ExitStatus:

@@ -11,7 +11,7 @@ from llmtrain.backends.base import AllocationBackend, Backend
 from llmtrain.backends.preflight import PreflightError
 from llmtrain.config.codec import to_json
 from llmtrain.errors import ExitStatus, InfeasibleError, LlmtrainError
-from llmtrain.events.schema import AttemptEnded, AttemptStarted, Decided, RunEnded
+from llmtrain.events.schema import AttemptEnded, AttemptStarted, Decided, Notice, RunEnded
 from llmtrain.events.writer import EventWriter
 from llmtrain.run.checkpoints import ever_committed, list_checkpoints
 from llmtrain.run.job_file import AttemptFile, JobFile, write_attempt_file
@@ -39,6 +39,7 @@ class Supervisor:
         self._control, self._limits = control, limits
         self._record = read_record(run)
         self._members = Members(run, job, backend, limits)
+        self._writer: EventWriter | None = None
         self._told: dict[str, str] = {}
         """What was said last of nodes that were lost at some time."""
 
@@ -48,7 +49,7 @@ class Supervisor:
         first = number = 1 + max([*self._run_dir.attempt_numbers(), 0])
         reason = "first" if first == 1 else "resume"
         while True:
-            writer = self._open_writer(number)
+            self._writer = writer = self._open_writer(number)
             try:
                 decision = self._one_attempt(number, first, reason, writer)
                 if decision.action != "restart":
@@ -57,6 +58,13 @@ class Supervisor:
                 writer.close()
             self._control.sleep(decision.delay)
             number, reason = number + 1, decision.reason
+
+    def tell(self, message: str) -> None:
+        """A warning for people that concerns no attempt; before the first one it goes to the log."""
+        if self._writer is None:
+            sys.stderr.write(f"{message}\n")
+        else:
+            self._writer.emit(Notice(message=message, level="warning"))
 
     # ---- before the first attempt
     def _take_over(self) -> None:
