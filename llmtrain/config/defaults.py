@@ -5,26 +5,43 @@ from __future__ import annotations
 from dataclasses import replace
 from math import ceil
 
+from llmtrain.config.batch_ramp import steps_for
 from llmtrain.config.model import ModelConfig, RopeConfig
+from llmtrain.config.numerics import LearningRateConfig, StabilityConfig
 from llmtrain.config.recipe import Recipe
 
 FFN_MULTIPLE = 256
 """A gated feed-forward width is rounded up to this, as the Llama family does."""
+SNAPSHOT_STEPS = 25
+"""Steps between two memory snapshots of a run that may go back to one."""
 
 
 def complete_recipe(recipe: Recipe) -> Recipe:
     """The recipe with every default filled in; `train.steps` is set and `train.tokens` is None."""
+    steps = training_steps(recipe)
     return replace(
         recipe,
         model=complete_model(recipe.model),
-        learning_rate=replace(
-            recipe.learning_rate,
-            final=recipe.learning_rate.peak / 10
-            if recipe.learning_rate.final is None
-            else recipe.learning_rate.final,
-        ),
-        train=replace(recipe.train, steps=training_steps(recipe), tokens=None),
+        learning_rate=complete_learning_rate(recipe.learning_rate, steps),
+        stability=complete_stability(recipe.stability),
+        train=replace(recipe.train, steps=steps, tokens=None),
     )
+
+
+def complete_learning_rate(rate: LearningRateConfig, steps: int) -> LearningRateConfig:
+    """The learning rate of a training of so many steps, without None."""
+    return replace(
+        rate,
+        final=rate.peak / 10 if rate.final is None else rate.final,
+        decay_steps=max(1, steps // 10) if rate.decay_steps is None else rate.decay_steps,
+    )
+
+
+def complete_stability(stability: StabilityConfig) -> StabilityConfig:
+    """The section without None."""
+    if stability.snapshot_every is not None:
+        return stability
+    return replace(stability, snapshot_every=SNAPSHOT_STEPS if stability.spikes.action == "rewind" else 0)
 
 
 def complete_model(model: ModelConfig) -> ModelConfig:
@@ -56,5 +73,5 @@ def training_steps(recipe: Recipe) -> int:
     """Optimizer steps; tokens are rounded up to whole steps."""
     if recipe.train.steps is not None:
         return recipe.train.steps
-    tokens_per_step = recipe.batch.global_size * recipe.model.sequence
-    return ceil((recipe.train.tokens or 0) / tokens_per_step)
+    samples = ceil((recipe.train.tokens or 0) / recipe.model.sequence)
+    return steps_for(recipe.batch.ramp, recipe.batch.global_size, samples)

@@ -6,7 +6,8 @@ from collections.abc import Iterator
 from math import prod
 
 from llmtrain.config.data_rules import DATA_RULES
-from llmtrain.config.defaults import complete_model, training_steps
+from llmtrain.config.defaults import complete_model
+from llmtrain.config.numerics_rules import NUMERICS_RULES
 from llmtrain.config.recipe import MicroRange, Recipe
 from llmtrain.config.rules import Rule, rule
 from llmtrain.errors import Problem
@@ -223,17 +224,6 @@ def _expert_parallel(recipe: Recipe) -> Iterator[Problem]:
             )
 
 
-@rule("learning_rate.peak", "learning_rate.final")
-def _final_below_peak(recipe: Recipe) -> Iterator[Problem]:
-    rate = recipe.learning_rate
-    if rate.final is not None and rate.final > rate.peak:
-        yield Problem(
-            "learning_rate.final",
-            f"learning_rate.final = {rate.final:g} is more than peak = {rate.peak:g}",
-            "swap them",
-        )
-
-
 @rule("train.steps", "train.tokens")
 def _one_length(recipe: Recipe) -> Iterator[Problem]:
     train = recipe.train
@@ -241,19 +231,6 @@ def _one_length(recipe: Recipe) -> Iterator[Problem]:
         yield Problem("train", "train needs steps or tokens", "e.g. `steps: 1000` or `tokens: 300B`")
     if train.steps is not None and train.tokens is not None:
         yield Problem("train.tokens", "train takes steps or tokens, not both", "remove one of the two")
-
-
-@rule("train", "learning_rate.warmup_steps", "batch.global", "model.sequence")
-def _warmup_ends(recipe: Recipe) -> Iterator[Problem]:
-    if (recipe.train.steps is None) == (recipe.train.tokens is None):
-        return
-    steps, warmup = training_steps(recipe), recipe.learning_rate.warmup_steps
-    if warmup > steps:
-        yield Problem(
-            "learning_rate.warmup_steps",
-            f"learning_rate.warmup_steps = {warmup} is more than train.steps = {steps}",
-            "the peak would never be reached; lower it, or train longer",
-        )
 
 
 RECIPE_RULES: tuple[Rule[Recipe], ...] = (
@@ -269,7 +246,6 @@ RECIPE_RULES: tuple[Rule[Recipe], ...] = (
     _sequence_shapes,
     _pipeline,
     _expert_parallel,
-    _final_below_peak,
     _one_length,
-    _warmup_ends,
+    *NUMERICS_RULES,
 )

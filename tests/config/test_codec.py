@@ -81,7 +81,12 @@ def test_job_spec_there_and_back() -> None:
 
 def test_keys_are_those_of_yaml() -> None:
     batch = BatchConfig(global_size=8, micro=MicroRange(min=1, max=4))
-    assert to_json(batch) == {"global": 8, "micro": {"min": 1, "max": 4}, "accumulation": "auto"}
+    assert to_json(batch) == {
+        "global": 8,
+        "micro": {"min": 1, "max": 4},
+        "accumulation": "auto",
+        "ramp": None,
+    }
 
 
 @pytest.mark.parametrize(
