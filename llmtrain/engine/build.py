@@ -142,7 +142,7 @@ def build_passes(
 ) -> Passes:
     """The forward and backward passes: one loop, or a pipeline schedule."""
     if layout.pp == 1:
-        return SinglePass(stages[0], layout.micro_batch)
+        return SinglePass(stages[0], layout.micro_batch, device)
     dtype = COMPUTE_TYPES[mode]
     return PipelinePass(stages, groups, layout, micro_batches, dtype=dtype, device=device)
 

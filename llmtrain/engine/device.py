@@ -4,9 +4,11 @@ on."""
 from __future__ import annotations
 
 import os
+import time
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -14,6 +16,10 @@ import torch.utils.deterministic
 
 COLLECTIVE_TIMEOUT = timedelta(minutes=10)
 """A last resort against a peer that hangs; the supervisor's heartbeats notice much earlier."""
+
+
+Stamp = Any
+"""A point on a device's time line: seconds of a host clock, or an event in a CUDA stream."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +54,20 @@ class Device:
         """Wait for all queued kernels; nothing to wait for on a CPU."""
         if self.is_cuda:
             torch.cuda.synchronize(self.torch_device)
+
+    def stamp(self) -> Stamp:
+        """Mark this point: now on a CPU; on CUDA where the current stream will be then, without waiting."""
+        if not self.is_cuda:
+            return time.perf_counter()
+        event = torch.cuda.Event(enable_timing=True)
+        event.record(torch.cuda.current_stream(self.torch_device))
+        return event
+
+    def seconds(self, start: Stamp, stop: Stamp) -> float:
+        """Seconds between two marks; on CUDA both must have been passed (`synchronize`)."""
+        if not self.is_cuda:
+            return float(stop - start)
+        return float(start.elapsed_time(stop)) / 1000.0
 
     def peak_memory(self) -> int:
         """Peak bytes that torch's allocator reserved (CUDA), or resident bytes of the process (CPU)."""

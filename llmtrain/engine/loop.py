@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 
 from llmtrain.engine.build import Parts
+from llmtrain.engine.clock import TraceFile
 from llmtrain.engine.saving import CheckpointFolder
 from llmtrain.engine.state import Progress
 from llmtrain.engine.step import StepResult, Wishes, train_step, validate
@@ -16,6 +17,7 @@ from llmtrain.events.schema import (
     CheckpointFailed,
     CheckpointStarted,
     Evaluated,
+    Notice,
     Payload,
     PhaseStarted,
     RankStep,
@@ -41,11 +43,13 @@ class Loop:
         *,
         should_stop: Callable[[], bool],
         peak_flops: float | None,
+        trace: TraceFile | None = None,
     ) -> None:
-        """`peak_flops` of one accelerator, for MFU; None: not told."""
+        """`peak_flops` of one accelerator, for MFU; None: not told. `trace` takes the recipe's traced
+        steps."""
         self._parts, self._checkpoints, self._emit = parts, checkpoints, emit
         self._should_stop = should_stop
-        self._peak = peak_flops
+        self._peak, self._trace = peak_flops, trace
         self._saved_step = -1
         self._saved_at = time.monotonic()
         self.step = 0
@@ -67,6 +71,7 @@ class Loop:
             progress.step, progress.rate = self.step, result.rate
             progress.consumed_samples += self._parts.recipe.batch.global_size
             self._tell(result)
+            self._trace_if_due()
             if self.step % COLLECT_EVERY == 0:
                 gc.collect()
             self._validate_if_due()
@@ -87,6 +92,14 @@ class Loop:
     def _is_save_step(self) -> bool:
         every = self._parts.recipe.checkpoint.every_steps
         return bool(every) and self.step % int(every or 1) == 0
+
+    def _trace_if_due(self) -> None:
+        if self._trace is None or self.step not in self._parts.recipe.train.trace_steps:
+            return
+        try:
+            self._trace.append(self._parts.passes.clock.spans(self.step))
+        except OSError as error:  # A trace is worth no failed step.
+            self._emit(Notice(message=f"step {self.step} was not traced: {error}", level="warning"))
 
     def _validate_if_due(self) -> None:
         every = self._parts.recipe.data.validation_every

@@ -9,6 +9,7 @@ import torch.distributed as dist
 
 from llmtrain.corpus.prepared import PreparedCorpus, open_prepared
 from llmtrain.engine.build import Parts, build_parts
+from llmtrain.engine.clock import TraceFile, trace_place
 from llmtrain.engine.device import choose_device, init_process_group
 from llmtrain.engine.failures import FailedInStep
 from llmtrain.engine.loop import Loop, peak_flops
@@ -55,7 +56,17 @@ def run_rank(
         emit(Restored(step=progress.step, checkpoint=name, reason=reason))
         _warn_about_restart(progress.step, reason, emit)
     peak = peak_flops(accelerator, recipe.precision.mode)
-    loop = Loop(parts, checkpoints, emit, should_stop=lambda: stop.is_set, peak_flops=peak)
+    loop = Loop(
+        parts,
+        checkpoints,
+        emit,
+        should_stop=lambda: stop.is_set,
+        peak_flops=peak,
+        trace=TraceFile(
+            run.attempt(env.attempt).rank_trace(env.rank),
+            trace_place(parts.groups, parts.layout, parts.batches.micro_batches),
+        ),
+    )
     try:
         ended = loop.run(progress)
     except BaseException as error:

@@ -45,14 +45,17 @@ def train_step(parts: Parts, step: int, wishes: Wishes) -> StepResult:
     finite.
     """
     started = time.perf_counter()
-    waited = _waited(parts)
+    waited, clock = _waited(parts), parts.passes.clock
+    clock.begin()
     tokens, targets = (parts.device.upload(part) for part in parts.batches.fetch(step))
     parts.buckets.begin_step(parts.batches.micro_batches)
-    pipeline_wait = parts.passes.clock.seconds - time.perf_counter()
+    clock.lap("fetch")
     loss = parts.passes.train(tokens, targets, 1.0 / parts.micro_batches_in_all)
-    pipeline_wait += time.perf_counter() - parts.passes.clock.seconds
+    clock.lap("passes")
     parts.buckets.finish_reduction()
+    clock.lap("reduce")
     agreed_loss, grad_norm, wishes = agree(parts, loss, parts.buckets.squared_norm(), wishes)
+    clock.lap("agree")
     if not (math.isfinite(agreed_loss) and math.isfinite(grad_norm)):
         raise NumericError(
             f"step {step}: loss {agreed_loss} and gradient norm {grad_norm} are not both finite",
@@ -63,8 +66,10 @@ def train_step(parts: Parts, step: int, wishes: Wishes) -> StepResult:
         parts.buckets.scale_gradients(factor)
     rate = learning_rate(parts.recipe.learning_rate, step, parts.steps)
     parts.optimizer.step(rate)
+    clock.lap("update")
     parts.device.synchronize()
     seconds = time.perf_counter() - started
+    pipeline_wait = clock.phase_seconds("passes") - clock.compute_seconds()
     return StepResult(
         step=step,
         loss=agreed_loss,

@@ -64,6 +64,11 @@ class AttemptDir:
         """Output of a node script."""
         return self.logs / f"node-{node:03d}.log"
 
+    def standby_log(self, node: int) -> Path:
+        """Output of the next attempt's node script while its ranks wait in standby; it becomes that attempt's
+        `node_log` when they are let go."""
+        return self.logs / f"standby-{node:03d}.log"
+
     def agent_events(self, node: int) -> Path:
         """Event file of a node's agent."""
         return self.events / f"agent-{node:03d}.jsonl"

@@ -8,9 +8,8 @@ tensor-parallel degree.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from copy import copy
 from functools import partial
 from typing import Any, Protocol
 
@@ -27,30 +26,12 @@ from torch.distributed.pipelining.schedules import (
 
 from llmtrain.config.layout import Layout
 from llmtrain.config.model import ModelConfig
+from llmtrain.engine.clock import Clock
 from llmtrain.engine.device import Device
 from llmtrain.engine.model.stage import ModelStage, StagePlace
 from llmtrain.engine.parallel.collectives import TensorParallel
 from llmtrain.engine.parallel.groups import Groups
 from llmtrain.plan.schedules import split_layers
-
-
-@dataclass(slots=True)
-class Clock:
-    """Seconds that this rank's stages computed, tensor-parallel collectives included."""
-
-    seconds: float = 0.0
-    trace: list[tuple[str, int, int, float, float]] | None = field(default=None)
-    """When asked for: (forward | backward | weight, stage, micro-batch, start, stop)."""
-
-    def run(self, what: str, stage: int, micro_batch: int, work: Callable[[], Any]) -> Any:
-        """Run and time some work."""
-        start = time.perf_counter()
-        result = work()
-        stop = time.perf_counter()
-        self.seconds += stop - start
-        if self.trace is not None:
-            self.trace.append((what, stage, micro_batch, start, stop))
-        return result
 
 
 class Passes(Protocol):
@@ -72,8 +53,8 @@ class Passes(Protocol):
 class SinglePass:
     """The whole model in one stage."""
 
-    def __init__(self, stage: ModelStage, micro_batch: int) -> None:
-        self.clock = Clock()
+    def __init__(self, stage: ModelStage, micro_batch: int, device: Device) -> None:
+        self.clock = Clock(device)
         self._stage, self._micro_batch = stage, micro_batch
 
     def train(self, tokens: Tensor, targets: Tensor, scale: float) -> Tensor | None:
@@ -98,31 +79,59 @@ class SinglePass:
         )
 
 
-class _TimedStage(PipelineStage):
-    """A pipeline stage that tells how long its passes took."""
+class _Stage(PipelineStage):
+    """A pipeline stage whose passes are timed, and whose receive buffers live no longer than they are
+    needed: torch would keep one for every micro-batch of a step, both ways."""
 
-    clock: Clock
+    passes: PipelinePass
+
+    def _setup_forward_recv_info(self, num_microbatches: int, has_backward: bool) -> None:
+        super()._setup_forward_recv_info(1, has_backward)
+        self.args_recv_info = {index: _unfilled(self.args_recv_info[0]) for index in range(num_microbatches)}
+
+    def _setup_backward_recv_info(self, num_microbatches: int) -> None:
+        super()._setup_backward_recv_info(1)
+        self.chunks = num_microbatches
+        self.grad_recv_info = {index: _unfilled(self.grad_recv_info[0]) for index in range(num_microbatches)}
+
+    def _get_recv_ops(self, recv_infos: Any) -> Any:
+        for info in recv_infos:
+            if not info.is_root_arg and info.tensor_meta is not None:
+                info.buffer = self.passes.new_activation()
+        return super()._get_recv_ops(recv_infos)
+
+    def _retrieve_recv_activations(self, fwd_chunk_id: int) -> Any:
+        received = super()._retrieve_recv_activations(fwd_chunk_id)
+        self.args_recv_info[fwd_chunk_id] = _unfilled(self.args_recv_info[fwd_chunk_id])
+        return received
+
+    def _retrieve_recv_grads(self, bwd_chunk_id: int) -> Any:
+        received = super()._retrieve_recv_grads(bwd_chunk_id)
+        self.grad_recv_info[bwd_chunk_id] = _unfilled(self.grad_recv_info[bwd_chunk_id])
+        return received
 
     def forward_one_chunk(self, fwd_chunk_id: int, *args: Any, **kwargs: Any) -> Any:
         """One micro-batch forward."""
-        work = super().forward_one_chunk
-        return self.clock.run(
-            "forward", self.stage_index, fwd_chunk_id, lambda: work(fwd_chunk_id, *args, **kwargs)
-        )
+        work = partial(super().forward_one_chunk, fwd_chunk_id, *args, **kwargs)
+        return self.passes.clock.run("forward", self.stage_index, fwd_chunk_id, work)
 
     def backward_one_chunk(self, bwd_chunk_id: int, *args: Any, **kwargs: Any) -> Any:
         """One micro-batch backward."""
-        work = super().backward_one_chunk
-        return self.clock.run(
-            "backward", self.stage_index, bwd_chunk_id, lambda: work(bwd_chunk_id, *args, **kwargs)
-        )
+        work = partial(super().backward_one_chunk, bwd_chunk_id, *args, **kwargs)
+        return self.passes.clock.run("backward", self.stage_index, bwd_chunk_id, work)
 
     def backward_weight_one_chunk(self, bwd_chunk_id: int, *args: Any, **kwargs: Any) -> Any:
         """The weight gradients of one micro-batch (zero bubble)."""
-        work = super().backward_weight_one_chunk
-        return self.clock.run(
-            "weight", self.stage_index, bwd_chunk_id, lambda: work(bwd_chunk_id, *args, **kwargs)
-        )
+        work = partial(super().backward_weight_one_chunk, bwd_chunk_id, *args, **kwargs)
+        return self.passes.clock.run("weight", self.stage_index, bwd_chunk_id, work)
+
+
+def _unfilled(infos: Any) -> Any:
+    """Copies of receive descriptions, without their buffers."""
+    copies = tuple(copy(info) for info in infos)
+    for info in copies:
+        info.buffer = None
+    return copies
 
 
 class PipelinePass:
@@ -138,7 +147,8 @@ class PipelinePass:
         dtype: torch.dtype,
         device: Device,
     ) -> None:
-        self.clock = Clock()
+        self.clock = Clock(device)
+        self._losses = 0
         self._stages, self._groups, self._micro_batch = stages, groups, layout.micro_batch
         self._scale = 1.0
         model = stages[0].model
@@ -156,7 +166,7 @@ class PipelinePass:
         )
         activation = self._activation.detach().requires_grad_()
         put_off = stage.tp.put_off
-        made = _TimedStage(
+        made = _Stage(
             stage,
             stage.place.index,
             stage.place.stages,
@@ -166,17 +176,25 @@ class PipelinePass:
             group=self._groups.pp.handle,
             dw_builder=None if put_off is None else put_off.take,
         )
-        made.clock = self.clock
+        made.passes = self
         return made
+
+    def new_activation(self) -> Tensor:
+        """Room for what one stage hands to another."""
+        return torch.empty_like(self._activation)
 
     def _loss(self, hidden: Tensor, targets: Tensor) -> Tensor:
         if self._last is None:
             raise RuntimeError("a rank without the last stage was asked for a loss")
-        return self._last.losses(hidden, targets).mean() * self._scale
+        last, index = self._last, self._losses
+        self._losses += 1  # The last stage's forward passes, and so its losses, come in order.
+        return self.clock.run(
+            "loss", last.place.index, index, lambda: last.losses(hidden, targets).mean() * self._scale
+        )
 
     def train(self, tokens: Tensor, targets: Tensor, scale: float) -> Tensor | None:
         """See `Passes.train`."""
-        self._scale = scale
+        self._scale, self._losses = scale, 0
         losses: list[Tensor] = []
         inputs = (tokens,) if self._stages[0].place.is_first else ()
         if self._last is None:
@@ -191,7 +209,7 @@ class PipelinePass:
         backward pass."""
         results: list[Tensor] = []
         sending: list[tuple[Any, Tensor]] = []
-        received = torch.empty_like(self._activation)
+        received = self.new_activation()
         for stage in self._stages:
             for inputs, goals in zip(
                 tokens.split(self._micro_batch), targets.split(self._micro_batch), strict=True
