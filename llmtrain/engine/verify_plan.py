@@ -31,7 +31,7 @@ from llmtrain.engine.model.stage import ModelStage
 from llmtrain.engine.parallel.groups import DONE, Group, Groups, Pending
 from llmtrain.engine.parallel.pipeline import build_stages
 from llmtrain.parallel_dims import ParallelDims
-from llmtrain.plan.schedules import micro_batches_in_flight
+from llmtrain.plan.schedules import micro_batches_in_flight, waiting_buffers
 
 META = torch.device("meta")
 
@@ -122,6 +122,7 @@ def silent_groups(dims: ParallelDims, rank: int) -> Groups:
     def group(axis: str, ranks: tuple[int, ...]) -> Group:
         return (SilentGroup if len(ranks) > 1 else Group)(axis, ranks, rank, None)
 
+    replicas = group("dp", dims.group_of(rank, "dp"))
     return Groups(
         dims=dims,
         rank=rank,
@@ -129,8 +130,9 @@ def silent_groups(dims: ParallelDims, rank: int) -> Groups:
         world=group("world", tuple(range(dims.world_size))),
         tp=group("tp", dims.group_of(rank, "tp")),
         pp=group("pp", column),
-        dp=group("dp", dims.group_of(rank, "dp")),
+        dp=replicas,
         ends=group("ends", (column[0], column[-1]) if is_end else (rank,)),
+        levels=(replicas,),
     )
 
 
@@ -175,10 +177,8 @@ def _passes(
     try:
         with counter:
             received = [
-                torch.empty(shape, dtype=dtype, device=META, requires_grad=True)
-                for part in stages
-                for _ in range(2 if not part.place.is_first and not part.place.is_last else 1)
-                for _ in range(micro_batches if layout.pp > 1 else 0)
+                torch.empty(shape, dtype=dtype, device=META)
+                for _ in range(waiting_buffers(layout.schedule, layout.pp, layout.vpp, stage))
             ]
             alive: list[Tensor] = []
             for index in range(ceil(in_flight * layout.vpp)):

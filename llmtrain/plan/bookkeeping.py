@@ -26,7 +26,7 @@ class Bookkeeping:
     gradients).
     """
     receive_buffers: bool = False
-    """Whether a pipeline rank keeps a receive buffer for every micro-batch of a step, both ways."""
+    """Whether what a pipeline rank has received and not yet used is counted."""
     backward_buffers: bool = False
     """Whether what one layer's backward pass makes is counted: whole inputs, gradients of activations."""
     half_gradients: bool = False

@@ -15,7 +15,7 @@ from llmtrain.plan.bookkeeping import BOOKKEEPING
 from llmtrain.plan.machine import Machine
 from llmtrain.plan.model_size import final_norm_parameters, position_parameters
 from llmtrain.plan.plan import MemoryBytes
-from llmtrain.plan.schedules import micro_batches_in_flight, stage_layer_counts
+from llmtrain.plan.schedules import micro_batches_in_flight, stage_layer_counts, waiting_buffers
 from llmtrain.plan.workload import Workload
 
 SLACK = 0.08
@@ -235,20 +235,17 @@ class MemoryModel:
             element * (shard if zero >= 3 else whole),
             gradients,
             (8.0 if element == 4 else 12.0) * (shard if zero >= 1 else whole),
-            self._layer(layout) * layers * alive + self._received(layout, stage, micro_batches, alive),
+            self._layer(layout) * layers * alive + self._received(layout, stage),
             self._working(layout, stage, alive),
         )
 
-    def _received(self, layout: Layout, stage: int, micro_batches: int, alive: float) -> float:
-        """Receive buffers of all micro-batches; those alive forward are counted as inputs of layers."""
-        if not self._habits.receive_buffers or layout.pp == 1:
+    def _received(self, layout: Layout, stage: int) -> float:
+        """What was received and waits for its pass; a pass under way has it as an input of its layers."""
+        if not self._habits.receive_buffers:
             return 0.0
-        chunks = layout.vpp
-        forward = chunks - (stage == 0)
-        backward = chunks - (stage == layout.pp - 1)
-        buffers = micro_batches * (forward + backward) - (alive * chunks if forward else 0.0)
         element, _, hidden, shard = _sizes(self._work, layout)
-        return max(0.0, buffers) * element * hidden / shard
+        buffers = waiting_buffers(layout.schedule, layout.pp, layout.vpp, stage)
+        return buffers * element * hidden / shard
 
     def _stage_weights(self, layout: Layout, stage: int) -> StageParameters:
         key = (layout.tp, layout.ep, layout.pp, layout.vpp, stage)

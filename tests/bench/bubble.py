@@ -30,7 +30,7 @@ SCHEDULES: dict[str, Layout] = {
     "zero-bubble": Layout(pp=4, schedule="zero-bubble"),
 }
 MICRO_BATCHES = (4, 8, 16, 32)
-UNIT = 0.03
+UNIT = 0.12
 """Seconds of a stage's forward pass; a backward pass takes two, its halves (zero bubble) one each."""
 
 
