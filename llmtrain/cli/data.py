@@ -205,6 +205,7 @@ def reporter() -> Callable[[Progress], None]:
         "merge": "writing the token files",
         "check": "checking",
         "learn": "reading text",
+        "order": "shuffling documents",
     }
 
     def report(step: Progress) -> None:

@@ -154,7 +154,7 @@ def _tokenizer(run: RunDir) -> tuple[Path | None, int | None]:
     from llmtrain.run.data_file import read_data_file
 
     try:
-        folder = Path(read_data_file(run.data_json).folder)
+        folder = Path(read_data_file(run.data_json).corpora[0].folder)
         tokenizer = read_manifest(folder / MANIFEST)[0].tokenizer
     except LlmtrainError:
         return None, None

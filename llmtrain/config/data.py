@@ -38,8 +38,8 @@ class DataConfig:
     own document only, positions begin anew with each, and no token is predicted from another document.
     """
     shuffle: Literal["windows", "documents"] = "windows"
-    """`windows`: neighbouring documents of the corpus stay neighbours inside a sample. `documents`: their order
-    is drawn from the seed too, before the tokens are cut into samples.
+    """`windows`: neighbouring documents of the corpus stay neighbours inside a sample. `documents`: their
+    order is drawn from the seed too, before the tokens are cut into samples.
     """
     validation_fraction: Fraction = 0.01
     """Share of documents held out, chosen by hash."""

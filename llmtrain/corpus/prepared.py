@@ -121,6 +121,11 @@ class PreparedCorpus:
                     hint=f"use a larger {hint}",
                 )
 
+    def close(self) -> None:
+        """Close both token files."""
+        self.train.close()
+        self.validation.close()
+
     def verify(self) -> None:
         """Read everything and compare with the manifest's digests; raises CorpusError."""
         splits = ((self.train, self.manifest.train), (self.validation, self.manifest.validation))

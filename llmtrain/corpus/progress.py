@@ -11,7 +11,7 @@ class Progress:
     """How far a preparation is."""
 
     phase: str
-    """wait | digest | tokenise | merge | check | learn"""
+    """wait | digest | tokenise | merge | check | learn | order"""
     done: int = 0
     """Input bytes."""
     total: int = 0

@@ -10,6 +10,9 @@ average fewer than four network evaluations a sample. The order is part of what 
 
 from __future__ import annotations
 
+import numpy as np
+from numpy.typing import NDArray
+
 MASK = (1 << 64) - 1
 ROUNDS = 6
 
@@ -75,3 +78,29 @@ def round_keys(seed: int, epoch: int) -> tuple[int, ...]:
         state = mix(state)
         keys.append(state)
     return tuple(keys)
+
+
+def shuffled(places: NDArray[np.int64], count: int, seed: int) -> NDArray[np.int64]:
+    """`SampleOrder(count, seed).window` of many places of its first epoch at once."""
+    half = max(1, ((count - 1).bit_length() + 1) // 2)
+    keys = round_keys(seed, 0)
+    found = _network(places.astype(np.uint64), half, keys)
+    while len(outside := np.flatnonzero(found >= count)):
+        found[outside] = _network(found[outside], half, keys)
+    return found.astype(np.int64)
+
+
+def _network(places: NDArray[np.uint64], half: int, keys: tuple[int, ...]) -> NDArray[np.uint64]:
+    width, low = np.uint64(half), np.uint64((1 << half) - 1)
+    left, right = places >> width, places & low
+    for key in keys:
+        left, right = right, left ^ (_mix(right ^ np.uint64(key)) & low)
+    return (left << width) | right
+
+
+def _mix(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """`mix` of many values; multiplication and addition wrap at 2^64."""
+    values = values + np.uint64(0x9E3779B97F4A7C15)
+    values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return values ^ (values >> np.uint64(31))

@@ -72,7 +72,7 @@ class TokenFile:
             )
         whole = count == head.documents
         first, end = (0, head.tokens) if whole else document_range(index, head, first_document, count)
-        descriptor = _open(data)
+        descriptor = open_file(data)
         size = os.fstat(descriptor).st_size
         if size != head.tokens * head.dtype.itemsize:
             os.close(descriptor)
@@ -104,24 +104,7 @@ class TokenFile:
     def read(self, first: int, count: int) -> NDArray[Any]:
         """Return `count` tokens from position `first` in the file's own dtype; raises CorpusError."""
         begin = (self.first_token + first) * self.dtype.itemsize
-        size = count * self.dtype.itemsize
-        wait = FIRST_WAIT
-        for tried in range(1, READ_TRIES + 1):
-            try:
-                content = _read_all(self.descriptor, begin, size)
-            except OSError as error:
-                if tried == READ_TRIES:
-                    raise CorpusError(
-                        f"cannot be read after {READ_TRIES} tries: {error.strerror}", where=str(self.path)
-                    ) from error
-                time.sleep(wait)
-                wait *= 2
-            else:
-                break
-        if len(content) != size:
-            raise CorpusError(
-                f"ends at byte {begin + len(content)}, before its index does", where=str(self.path)
-            )
+        content = read_at(self.path, self.descriptor, begin, count * self.dtype.itemsize)
         return np.frombuffer(content, self.dtype)
 
     def document_bounds(self) -> NDArray[np.int64]:
@@ -157,7 +140,7 @@ def token_paths(path: Path) -> tuple[Path, Path]:
 def document_range(index: Path, head: IndexHead, first: int, count: int) -> tuple[int, int]:
     """Token positions [begin, end) of some consecutive documents; raises CorpusError."""
     found: list[int] = []
-    descriptor = _open(index)
+    descriptor = open_file(index)
     try:
         for document in (first, first + count):
             place = HEAD.size + 12 * head.sequences + 8 * document
@@ -179,7 +162,7 @@ def document_range(index: Path, head: IndexHead, first: int, count: int) -> tupl
 
 def read_head(index: Path) -> IndexHead:
     """Check an index's magic, version, dtype and length; raises CorpusError."""
-    descriptor = _open(index)
+    descriptor = open_file(index)
     try:
         size = os.fstat(descriptor).st_size
         head = os.pread(descriptor, HEAD.size, 0)
@@ -214,7 +197,8 @@ def _tokens(descriptor: int, index: Path, sequences: int, item: int) -> int:
     return int(pointer // item + length)
 
 
-def _open(path: Path) -> int:
+def open_file(path: Path) -> int:
+    """Descriptor of a file that is there and is one; raises CorpusError."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except FileNotFoundError as error:
@@ -225,6 +209,26 @@ def _open(path: Path) -> int:
         os.close(descriptor)
         raise CorpusError("is not a file", where=str(path))
     return descriptor
+
+
+def read_at(path: Path, descriptor: int, begin: int, size: int) -> bytes:
+    """Bytes [begin, begin + size) of an open file; raises CorpusError when it is shorter, or cannot be read
+    in READ_TRIES tries."""
+    wait = FIRST_WAIT
+    for tried in range(1, READ_TRIES + 1):
+        try:
+            content = _read_all(descriptor, begin, size)
+        except OSError as error:
+            if tried == READ_TRIES:
+                fault = f"cannot be read after {READ_TRIES} tries: {error.strerror}"
+                raise CorpusError(fault, where=str(path)) from error
+            time.sleep(wait)
+            wait *= 2
+        else:
+            break
+    if len(content) != size:
+        raise CorpusError(f"ends at byte {begin + len(content)}, before its index does", where=str(path))
+    return content
 
 
 def _read_all(descriptor: int, begin: int, size: int) -> bytes:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import time
+from pathlib import Path
 
 from llmtrain.config.recipe import Recipe
-from llmtrain.corpus.prepare import prepare
+from llmtrain.corpus.corpora import prepare_corpora
 from llmtrain.corpus.prepared import open_prepared
 from llmtrain.corpus.progress import Progress
+from llmtrain.errors import CorpusError
 from llmtrain.events.schema import Notice
 from llmtrain.events.writer import EventWriter
 from llmtrain.run.data_file import DataFile, read_data_file, write_data_file
@@ -22,24 +24,28 @@ class StopWantedError(Exception):
 
 
 def ensure_corpus(run: RunDir, recipe: Recipe, control: Control, writer: EventWriter) -> None:
-    """Prepare what the recipe names and write `data.json`; a run that has one only checks it.
+    """Prepare what the recipe names and write `data.json`; a run that has one only checks that all is there.
 
     Corpora lie in `.corpora` beside the runs, which share them. Raises StopWantedError, CorpusError, and
     UsageError for a source that cannot be used.
     """
+    known: DataFile | None = None
     if run.data_json.exists():
         known = read_data_file(run.data_json)
-        open_prepared(run.path.parent / known.folder, digest=known.digest)
-        return
+        if not any(place.order and not Path(place.order).exists() for place in known.corpora):
+            for place in known.corpora:
+                open_prepared(run.path.parent / place.folder, digest=place.digest).close()
+            return
     report = _Reporter(control, writer)
-    corpus = prepare(recipe.data, run.path.parent / ".corpora", progress=report)
-    corpus.check_fits(
-        vocab=recipe.model.vocab,
-        sequence=recipe.model.sequence,
-        validation=recipe.data.validation_every > 0,
-    )
-    write_data_file(run.data_json, DataFile(folder=str(corpus.folder.resolve()), digest=corpus.digest))
-    report.done(corpus.train.tokens)
+    found, tokens = prepare_corpora(recipe, run.path.parent / ".corpora", progress=report)
+    if known is not None and known.digest != found.digest:
+        raise CorpusError(
+            f"has digest {found.digest[:16]}, but the run was started with {known.digest[:16]}",
+            where="data",
+            hint="give the run its corpus back, or launch a new one",
+        )
+    write_data_file(run.data_json, found)
+    report.done(tokens)
 
 
 class _Reporter:

@@ -36,7 +36,7 @@ from llmtrain.events.schema import (
     StepFinished,
 )
 from llmtrain.run.checkpoints import list_checkpoints
-from llmtrain.run.data_file import DataFile, write_data_file
+from llmtrain.run.data_file import CorpusPlace, DataFile, write_data_file
 from llmtrain.run.job_file import AttemptFile, JobFile, write_attempt_file, write_job_file
 from llmtrain.run.layout import RunDir
 
@@ -70,7 +70,7 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> DataFile:
     for number in range(40):
         (text / f"{number}.txt").write_text(f"document {number}: " + "the same words again and again; " * 12)
     prepared = prepare(replace(RECIPE.data, corpus=str(text)), folder / "prepared")
-    return DataFile(folder=str(prepared.folder), digest=prepared.digest)
+    return DataFile(corpora=(CorpusPlace(folder=str(prepared.folder), digest=prepared.digest),))
 
 
 def make_run(folder: Path, recipe: Recipe, corpus: DataFile) -> RunDir:
@@ -163,7 +163,8 @@ def test_failures_are_told(tmp_path: Path, corpus: DataFile) -> None:
     assert isinstance(failed, RankFailed)
     assert failed.error_class == "config"
     assert "its layout needs 4 ranks, torchrun started 1" in failed.error
-    write_data_file(run.data_json, replace(corpus, digest="0" * 64))
+    wrong = replace(corpus.corpora[0], digest="0" * 64)
+    write_data_file(run.data_json, DataFile(corpora=(wrong,)))
     assert start(run, 2, "fresh", Layout(micro_batch=2), ranks=1).wait(200) == 1
     (failed,) = payloads(run, 2, RankFailed)
     assert isinstance(failed, RankFailed)

@@ -18,7 +18,7 @@ from llmtrain.events.reader import merge, read_events
 from llmtrain.plan.document import plan_document
 from llmtrain.plan.make import make_plan
 from llmtrain.render.scripts import render
-from llmtrain.run.data_file import DataFile, write_data_file
+from llmtrain.run.data_file import CorpusPlace, DataFile, write_data_file
 from llmtrain.run.job_file import JobFile
 from llmtrain.run.layout import RunDir
 from llmtrain.run.lease import read_holder
@@ -51,7 +51,8 @@ def prepared_corpus(folder: Path) -> Path:
 def use_corpus(run: RunDir, folder: Path) -> None:
     from llmtrain.corpus.prepared import open_prepared
 
-    write_data_file(run.data_json, DataFile(folder=str(folder), digest=open_prepared(folder).digest))
+    place = CorpusPlace(folder=str(folder), digest=open_prepared(folder).digest)
+    write_data_file(run.data_json, DataFile(corpora=(place,)))
 
 
 def supervise(run: RunDir) -> subprocess.Popen[bytes]:
