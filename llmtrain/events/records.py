@@ -3,6 +3,7 @@ person."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
@@ -45,6 +46,8 @@ class CheckpointPoint:
     """Moment of the commit, epoch seconds."""
     bytes: int
     seconds: float
+    stall_seconds: float | None = None
+    """That the training waited for; None: all of them."""
 
 
 class RankStatus(StrEnum):
@@ -181,6 +184,40 @@ class AttemptState:
         """Highest step that its weights contained, or None when it never got weights."""
         known = [step for step in (self.restored_step, self.last_step) if step is not None]
         return max(known, default=None)
+
+
+Place = tuple[int, int]
+"""Attempt and step."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reactions:
+    """What was done about bad numbers, over all attempts; a step done again after a restart counts again."""
+
+    recomputed: int = 0
+    """Steps computed again in FP32."""
+    skipped: int = 0
+    """Stretches of data whose steps did not change the weights."""
+    skipped_samples: int = 0
+    rewound: int = 0
+    """Returns to an earlier step's weights."""
+    spikes: int = 0
+    alarms: int = 0
+    """Layers whose gradient did not fit the format, each time."""
+    corruptions: int = 0
+    injected: int = 0
+    """Faults made on purpose: a rehearsal."""
+    scale: float | None = None
+    """Loss scale; None unless it has ever changed."""
+    overflows: int = 0
+    scale_place: Place = (0, 0)
+    layers: Mapping[str, tuple[Place, str]] = field(default_factory=dict)
+    """Layer -> when it last changed, and its wider format, or "" when it is back to normal."""
+
+    @property
+    def wide_layers(self) -> dict[str, str]:
+        """Layers that compute in a wider format than the rest, each with it."""
+        return {layer: precision for layer, (_, precision) in sorted(self.layers.items()) if precision}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,6 +15,7 @@ from llmtrain.events.records import (
     Moment,
     NodeState,
     RankState,
+    Reactions,
     RankStatus,
     StepPoint,
 )
@@ -46,6 +47,7 @@ class RunState:
     moments: tuple[Moment, ...] = ()
     """Newest sentences worth telling, in order of time."""
     events_dropped: int = 0
+    reactions: Reactions = field(default_factory=Reactions)
     ending: Ending | None = None
 
     @property

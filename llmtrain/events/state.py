@@ -13,7 +13,7 @@ from typing import Any
 
 from llmtrain.events import schema
 from llmtrain.events.event import Event
-from llmtrain.events.folds import attempts, checkpoints, nodes, ranks, training
+from llmtrain.events.folds import attempts, checkpoints, nodes, ranks, reactions, training
 from llmtrain.events.folds.ranks import rank_changes, with_rank
 from llmtrain.events.folds.reducer import Reducer
 from llmtrain.events.moments import describe
@@ -68,5 +68,6 @@ _REDUCERS: dict[str, Reducer] = {
     **checkpoints.REDUCERS,
     **ranks.REDUCERS,
     **nodes.REDUCERS,
+    **reactions.REDUCERS,
     schema.EventsDropped.kind: _events_dropped,
 }

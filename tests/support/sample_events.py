@@ -32,6 +32,8 @@ def event(
 
 def values_of(hint: Any) -> st.SearchStrategy[Any]:
     """JSON values of an annotated type."""
+    if hint is bool:
+        return st.booleans()
     if hint is int:
         return st.integers(-(2**62), 2**62)
     if hint is float:
@@ -96,7 +98,7 @@ def attempt_files(
                 world_size=world_size,
                 nodes=("localhost",),
                 layout={"dp": world_size, "tp": 1, "pp": 1},
-                reason="first" if number == 1 else "rank_dead",
+                reason="first" if number == 1 else "rank 1 died with signal 9",
             ),
             time=start,
             attempt=number,
@@ -107,16 +109,16 @@ def attempt_files(
         files[f"rank-{rank:05d}.jsonl"] = list(_rank_events(number, rank, restored, steps, start))
     end = start + 2 + (steps + 1) * 0.5
     if outcome:
-        if outcome == "failed":
-            found = schema.Found(finding="rank_dead", message="rank 1 died with signal 9", rank=1, node=0)
+        died = "rank 1 died with signal 9"
+        failed = outcome == "failed"
+        if failed:
+            found = schema.Found(finding="rank_dead", message=died, rank=1, node=0)
             supervisor.append(event(found, time=end, attempt=number))
-            supervisor.append(
-                event(schema.Decided(action="restart", reason="rank_dead"), time=end, attempt=number)
-            )
-        ended = schema.AttemptEnded(
-            outcome=outcome, cause="rank_dead" if outcome == "failed" else "", seconds=end - start
-        )
+        ended = schema.AttemptEnded(outcome=outcome, cause=died if failed else "", seconds=end - start)
         supervisor.append(event(ended, time=end + 0.1, attempt=number))
+        if failed:
+            decided = schema.Decided(action="restart", reason=died)
+            supervisor.append(event(decided, time=end + 0.1, attempt=number))
     return files
 
 

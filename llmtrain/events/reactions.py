@@ -1,0 +1,137 @@
+"""Events about bad numbers, written by rank 0: what was found, and what was done about it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+from llmtrain.events.schema import Payload
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepRecomputed(Payload):
+    """A step was computed again, in FP32 and on the same data, and then used if its numbers were good."""
+
+    kind: ClassVar[str] = "step_recomputed"
+    step: int
+    reason: str
+    """nonfinite | overflow (of the scaled gradients in FP16) | corruption"""
+    loss: float
+    """Of the second pass."""
+    grad_norm: float
+    layer: str = ""
+    """Where the first pass went wrong first, as far as it is known."""
+    rank: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplesSkipped(Payload):
+    """Samples whose step did not change the weights, or was taken back: consumed, but not trained on."""
+
+    kind: ClassVar[str] = "samples_skipped"
+    step: int
+    """The step, or the last one of several."""
+    first_sample: int
+    samples: int
+    reason: str
+    """nonfinite | overflow | spike | rewound"""
+    layer: str = ""
+    rank: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rewound(Payload):
+    """The weights went back to an earlier step; steps and data go on. `samples_skipped` tells which samples
+    were lost."""
+
+    kind: ClassVar[str] = "rewound"
+    step: int
+    to_step: int
+    source: str
+    """memory | checkpoint | seed"""
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LossScaled(Payload):
+    """The loss scale changes with the next step."""
+
+    kind: ClassVar[str] = "loss_scaled"
+    step: int
+    scale: float
+    overflows: int
+    """Steps that overflowed so far."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SpikeFound(Payload):
+    """A value far above the recent ones."""
+
+    kind: ClassVar[str] = "spike_found"
+    step: int
+    quantity: str
+    """loss | grad_norm"""
+    value: float
+    median: float
+    deviation: float
+    """Robust standard deviation of the recent values."""
+    action: str
+    """apply | skip | rewind"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GradientsMeasured(Payload):
+    """What the gradients of all layers look like, every few steps."""
+
+    kind: ClassVar[str] = "gradients_measured"
+    step: int
+    layers: dict[str, Any] = field(default_factory=dict)
+    """Layer -> [norm, largest magnitude, share above FP16's range, share below, share not finite]."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GradientAlarm(Payload):
+    """Too large a share of a layer's gradient does not fit the number format."""
+
+    kind: ClassVar[str] = "gradient_alarm"
+    step: int
+    layer: str
+    share: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerPrecisionChanged(Payload):
+    """A layer computes in another format from the next step on."""
+
+    kind: ClassVar[str] = "layer_precision_changed"
+    step: int
+    layer: str
+    precision: str
+    reason: str
+    wide: bool
+    """Whether it is the wider format."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CorruptionFound(Payload):
+    """Parameters that should be identical are not."""
+
+    kind: ClassVar[str] = "corruption_found"
+    step: int
+    ranks: tuple[int, ...]
+    """Ranks that are wrong; all that differ, when nobody can say."""
+    part: str
+    """weights | master | unknown"""
+    action: str
+    """log | recompute | stop"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FaultInjected(Payload):
+    """A rehearsal: a fault was made on purpose, because the recipe says so."""
+
+    kind: ClassVar[str] = "fault_injected"
+    step: int
+    fault: str
+    rank: int
+    layer: int
