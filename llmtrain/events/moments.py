@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from llmtrain.events.event import Event
 from llmtrain.events.records import Moment
+from llmtrain.events.reaction_words import reaction_sentence
 from llmtrain.events.schema import (
     AttemptEnded,
     AttemptStarted,
     CheckpointFailed,
+    CheckpointSkipped,
     Decided,
     EventsDropped,
     Found,
@@ -43,16 +45,18 @@ def describe(event: Event) -> Moment | None:
 
 def _sentence(event: Event) -> tuple[str, str] | None:
     match event.payload:
-        case Found(finding=finding, message=message):
-            return "warning", f"{finding}: {message}"
-        case Decided(action="restart", reason=reason):
-            return "info", f"restart{_because(reason)}"
+        case Found(message=message):
+            return "warning", message
+        case Decided(action="restart"):
+            return "info", "the next attempt follows"
         case RankFailed(error=error, error_class=error_class):
             return "error", f"rank {event.rank} failed ({error_class}): {error}"
         case CheckpointFailed(step=step, error=error):
             return "error", f"checkpoint at step {step} failed: {error}"
+        case CheckpointSkipped(step=step, reason=reason):
+            return "warning", f"no checkpoint at step {step}: {reason}"
         case _:
-            return _course_sentence(event) or _plain_sentence(event)
+            return _course_sentence(event) or _plain_sentence(event) or reaction_sentence(event.payload)
 
 
 def _course_sentence(event: Event) -> tuple[str, str] | None:

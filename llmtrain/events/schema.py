@@ -113,6 +113,32 @@ class CheckpointCommitted(Payload):
     name: str
     bytes: int
     seconds: float
+    """From its beginning to the commit, most of it beside the training."""
+    stall_seconds: float | None = None
+    """That the training waited for; None: all of them."""
+    is_full: bool = True
+    """False: only what has changed since the checkpoint before."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointSkipped(Payload):
+    """Rank 0: a checkpoint by the timer was left out, because the one before is still being written."""
+
+    kind: ClassVar[str] = "checkpoint_skipped"
+    step: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SnapshotTaken(Payload):
+    """Rank 0: a snapshot is complete in the nodes' memory."""
+
+    kind: ClassVar[str] = "snapshot_taken"
+    step: int
+    seconds: float
+    """From its beginning to its completion."""
+    stall_seconds: float
+    """That the training waited for."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

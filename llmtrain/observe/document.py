@@ -6,7 +6,8 @@ import math
 from typing import Any
 
 from llmtrain.events.records import AttemptState, CheckpointPoint, RankState
-from llmtrain.observe.goodput import goodput
+from llmtrain.observe.goodput import costs, goodput
+from llmtrain.observe.members import node_states
 from llmtrain.observe.run_reader import RunView
 
 CURVE_LIMIT = 200
@@ -46,8 +47,9 @@ def status_document(view: RunView) -> dict[str, Any]:
         "message": ended.message if ended else None,
         "ranks": [_rank(view, state.ranks[rank]) for rank in sorted(state.ranks)],
         "nodes": _nodes(view),
+        "members": _members(view),
         "lost_nodes": list(view.job.lost_nodes),
-        "attempts": [_attempt(attempt) for attempt in state.attempts],
+        "attempts": _attempts(view),
         "checkpoint": _checkpoint(view, state.checkpoints[-1]) if state.checkpoints else None,
         "goodput": goodput(view).document(),
         "loss_curve": _curve(view),
@@ -124,7 +126,26 @@ def _nodes(view: RunView) -> list[dict[str, Any]]:
     ]
 
 
-def _attempt(attempt: AttemptState) -> dict[str, Any]:
+def _members(view: RunView) -> list[dict[str, Any]]:
+    known = view.state.members
+    return [
+        {
+            "node": name,
+            "state": str(status),
+            "since": known[name].since if name in known else None,
+            "until": known[name].until if name in known else None,
+            "reason": known[name].reason if name in known else "",
+        }
+        for name, status in node_states(view).items()
+    ]
+
+
+def _attempts(view: RunView) -> list[dict[str, Any]]:
+    prices = {cost.attempt: cost.total for cost in costs(view)}
+    return [_attempt(attempt, prices.get(attempt.number)) for attempt in view.state.attempts]
+
+
+def _attempt(attempt: AttemptState, cost: float | None) -> dict[str, Any]:
     return {
         "attempt": attempt.number,
         "started": attempt.started,
@@ -133,6 +154,8 @@ def _attempt(attempt: AttemptState) -> dict[str, Any]:
         "reason": attempt.reason,
         "outcome": attempt.outcome or None,
         "cause": attempt.cause,
+        "finding": attempt.finding or None,
+        "cost_seconds": number(cost),
         "nodes": list(attempt.nodes),
         "world_size": attempt.world_size,
         "layout": attempt.layout,

@@ -27,15 +27,16 @@ class Goodput:
     """From an attempt's start to the beginning of its first step."""
     checkpoint: float = 0.0
     evaluation: float = 0.0
+    notice: float = 0.0
+    """From a failed attempt's last step to its end: noticing what is wrong, and tearing down."""
     down: float = 0.0
     """Between attempts."""
     estimated: bool = False
 
     @property
     def other(self) -> float:
-        """The rest: tear-down, detection, waiting between steps."""
-        known = self.productive + self.lost + self.start + self.checkpoint + self.evaluation + self.down
-        return max(0.0, self.total - known)
+        """The rest: waiting between steps."""
+        return max(0.0, self.total - sum(seconds for _, seconds in self._known()))
 
     @property
     def ratio(self) -> float | None:
@@ -44,14 +45,17 @@ class Goodput:
 
     def parts(self) -> list[tuple[str, float]]:
         """Name and seconds of every part, in a fixed order."""
+        return [*self._known(), ("other", self.other)]
+
+    def _known(self) -> list[tuple[str, float]]:
         return [
             ("productive", self.productive),
             ("lost", self.lost),
             ("start", self.start),
             ("checkpoint", self.checkpoint),
             ("evaluation", self.evaluation),
+            ("notice", self.notice),
             ("down", self.down),
-            ("other", self.other),
         ]
 
     def document(self) -> dict[str, Any]:
@@ -71,7 +75,7 @@ def goodput(view: RunView) -> Goodput:
     if not attempts:
         return Goodput(estimated=not view.complete)
     begin = attempts[0].started or 0.0
-    productive = lost = start = checkpoint = evaluation = down = 0.0
+    productive = lost = start = checkpoint = evaluation = notice = down = 0.0
     for attempt in attempts:
         lost_steps = lost_steps_of(attempt, view.state.attempts)
         productive += (attempt.steps - lost_steps) * attempt.mean_step_seconds
@@ -79,6 +83,7 @@ def goodput(view: RunView) -> Goodput:
         start += _start_seconds(attempt, _end(attempt, view))
         checkpoint += attempt.checkpoint_seconds
         evaluation += attempt.evaluation_seconds
+        notice += _notice_seconds(attempt)
     for before, after in pairwise(attempts):
         down += max(0.0, (after.started or 0.0) - _end(before, view))
     return Goodput(
@@ -88,6 +93,7 @@ def goodput(view: RunView) -> Goodput:
         start=start,
         checkpoint=checkpoint,
         evaluation=evaluation,
+        notice=notice,
         down=down,
         estimated=not view.complete,
     )
@@ -104,6 +110,59 @@ def lost_steps_of(attempt: AttemptState, attempts: tuple[AttemptState, ...]) -> 
     ]
     kept = min([attempt.last_step, *restored])
     return min(attempt.steps, attempt.last_step - kept)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cost:
+    """What the end of one attempt cost the run, in seconds of wall time, and why it came."""
+
+    attempt: int
+    cause: str
+    """Kind of the finding that ended it; `stop` when a person or the scheduler did."""
+    steps: float = 0.0
+    """Steps done again."""
+    notice: float = 0.0
+    """From the last step to the end of the attempt: noticing and tearing down."""
+    down: float = 0.0
+    """Until the next attempt began."""
+    start: float = 0.0
+    """Until its first step began."""
+
+    @property
+    def total(self) -> float:
+        """All of it."""
+        return self.steps + self.notice + self.down + self.start
+
+
+def costs(view: RunView) -> list[Cost]:
+    """The price of every attempt that did not bring the run to its end, in order; the newest one's grows
+    until the next attempt trains."""
+    attempts = [attempt for attempt in view.state.attempts if attempt.started is not None]
+    found = []
+    for before, after in zip(attempts, [*attempts[1:], None], strict=False):
+        if before.outcome not in ("failed", "stopped") and after is None:
+            continue
+        if after is None and view.state.ended:
+            continue
+        end = _end(before, view)
+        begun = view.now if after is None else after.started or end
+        found.append(
+            Cost(
+                attempt=before.number,
+                cause=before.finding or ("stop" if before.outcome == "stopped" else "unknown"),
+                steps=lost_steps_of(before, view.state.attempts) * before.mean_step_seconds,
+                notice=_notice_seconds(before),
+                down=max(0.0, begun - end),
+                start=0.0 if after is None else _start_seconds(after, _end(after, view)),
+            )
+        )
+    return found
+
+
+def _notice_seconds(attempt: AttemptState) -> float:
+    if attempt.outcome != "failed" or attempt.last_step_time is None or attempt.ended is None:
+        return 0.0
+    return max(0.0, attempt.ended - attempt.last_step_time)
 
 
 def _start_seconds(attempt: AttemptState, end: float) -> float:

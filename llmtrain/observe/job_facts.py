@@ -30,6 +30,11 @@ class JobFacts:
     """Distinct nodes lost so far, from record.json."""
     planned_step_seconds: float | None = None
     """What the plan predicted for its layout, from plan.json."""
+    planned_memory_bytes: float | None = None
+    """Peak that the plan predicted for the fullest rank."""
+    memory_capacity_bytes: float | None = None
+    """Memory of one accelerator."""
+    gpus_per_node: int | None = None
     nodes_lost_allowed: int | None = None
     """More lost nodes end the run."""
 
@@ -48,6 +53,7 @@ def read_job_facts(run: RunDir) -> JobFacts:
     except (OSError, ValueError) as error:
         raise RunError(f"job.json cannot be read: {error}", where=str(run.job_json)) from error
     recipe, cluster = _at(raw, "spec", "recipe"), _at(raw, "spec", "cluster")
+    predicted = _predicted(run)
     return JobFacts(
         recipe=_typed(_at(recipe, "name"), str) or "",
         cluster=_typed(_at(cluster, "name"), str) or "",
@@ -58,7 +64,10 @@ def read_job_facts(run: RunDir) -> JobFacts:
         sequence=_typed(_at(recipe, "model", "sequence"), int),
         created=created,
         lost_nodes=_lost_nodes(run),
-        planned_step_seconds=_planned_step_seconds(run),
+        planned_step_seconds=_number(_at(predicted, "step_seconds")),
+        planned_memory_bytes=_number(_at(predicted, "memory_bytes", "total")),
+        memory_capacity_bytes=_number(_at(predicted, "memory_bytes", "capacity")),
+        gpus_per_node=_typed(_at(cluster, "gpus_per_node"), int),
         nodes_lost_allowed=_nodes_lost_allowed(recipe, cluster),
     )
 
@@ -68,12 +77,14 @@ def _lost_nodes(run: RunDir) -> tuple[str, ...]:
     return tuple(map(str, lost)) if isinstance(lost, list) else ()
 
 
-def _planned_step_seconds(run: RunDir) -> float | None:
-    """Of the best plan, which is the one that was launched."""
+def _predicted(run: RunDir) -> Any:
+    """What the plan says of its best layout, which is the one that was launched."""
     plans = _at(_read_object(run.plan_json), "plans")
-    best = plans[0] if isinstance(plans, list) and plans else None
-    seconds = _at(best, "predicted", "step_seconds")
-    return float(seconds) if isinstance(seconds, int | float) else None
+    return _at(plans[0], "predicted") if isinstance(plans, list) and plans else None
+
+
+def _number(value: Any) -> float | None:
+    return float(value) if type(value) in (int, float) else None
 
 
 def _read_object(path: Path) -> Any:

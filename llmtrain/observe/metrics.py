@@ -9,10 +9,13 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
-from llmtrain.observe.goodput import goodput, lost_steps_of
+from llmtrain.events.records import AttemptState
+from llmtrain.observe.goodput import costs, goodput, lost_steps_of
+from llmtrain.observe.members import node_counts, node_of, rank_scores
 from llmtrain.observe.run_reader import RunView
 from llmtrain.observe.tables import known_ranks, rank_word
 
@@ -75,11 +78,36 @@ def _run(into: Families, view: RunView) -> None:
         )
     into.gauge("supervised", "1 while a live supervisor holds the run", view.is_supervised, run=run)
     into.gauge("attempt", "Number of the newest attempt", state.attempt, run=run)
-    into.counter("restarts", "Attempts after the first", state.restarts, run=run)
+    _restarts(into, view)
     into.counter("events_dropped", "Events that could not be written", state.events_dropped, run=run)
     into.gauge("last_event_timestamp_seconds", "Time of the newest event", state.last_event, run=run)
     if state.ended:
         into.gauge("exit_status", "Exit code of a run that ended", state.ended.exit_status, run=run)
+
+
+def _restarts(into: Families, view: RunView) -> None:
+    """Restarts by the finding that made them needed and by what they changed; at least one sample, so that a
+    rate has a beginning."""
+    run, attempts = view.run.run_id, view.state.attempts
+    counts = Counter(
+        (before.finding or "stop", _level(before, after)) for before, after in pairwise(attempts)
+    )
+    for (finding, level), count in sorted(counts.items()) or [(("none", "none"), 0)]:
+        labels = {"class": finding, "level": level}
+        into.counter("restarts", "Attempts after the first", count, run=run, **labels)
+    spent: dict[str, float] = defaultdict(float)
+    for cost in costs(view):
+        spent[cost.cause] += cost.total
+    for cause, seconds in sorted(spent.items()) or [("none", 0.0)]:
+        docs = "Wall time that ends of attempts cost: steps done again, noticing, waiting, starting"
+        into.counter("lost_seconds", docs, seconds, run=run, cause=cause)
+
+
+def _level(before: AttemptState, after: AttemptState) -> str:
+    """What a restart changed: the layout, the nodes, or nothing."""
+    if after.layout != before.layout:
+        return "layout"
+    return "nodes" if after.nodes != before.nodes else "same"
 
 
 def _training(into: Families, view: RunView) -> None:
@@ -89,6 +117,8 @@ def _training(into: Families, view: RunView) -> None:
     executed = sum(attempt.steps for attempt in state.attempts)
     lost = sum(lost_steps_of(attempt, state.attempts) for attempt in state.attempts)
     into.counter("steps_executed", "Steps done, also those done again", executed, run=run)
+    tokens = sum(attempt.tokens for attempt in state.attempts)
+    into.counter("tokens", "Tokens trained on, also those of steps done again", tokens, run=run)
     into.counter("steps_lost", "Steps that had to be done again", lost, run=run)
     if state.evaluations.last:
         into.gauge("validation_loss", "Last validation loss", state.evaluations.last.loss, run=run)
@@ -123,6 +153,8 @@ def _checkpoint(into: Families, view: RunView) -> None:
     into.gauge("checkpoint_timestamp_seconds", "Time of its commit", last.time, run=run)
     into.gauge("checkpoint_bytes", "Its size", last.bytes, run=run)
     into.gauge("checkpoint_save_seconds", "Time that saving it took", last.seconds, run=run)
+    stall = last.seconds if last.stall_seconds is None else last.stall_seconds
+    into.gauge("checkpoint_stall_seconds", "Time that training stood still for it", stall, run=run)
 
 
 def _members(into: Families, view: RunView) -> None:
@@ -132,10 +164,17 @@ def _members(into: Families, view: RunView) -> None:
         into.gauge("ranks", "Ranks of the newest attempt by state", count, run=run, state=word)
     heard: dict[str, float] = defaultdict(lambda: float("inf"))
     for rank in view.state.ranks.values():
-        heard[rank.host] = min(heard[rank.host], rank.last_seen)
+        name = node_of(view, rank)
+        heard[name] = min(heard[name], rank.last_seen)
     for host, seen in heard.items():
         docs = "Time of the last event of the node's most silent rank"
         into.gauge("node_last_seen_timestamp_seconds", docs, seen, run=run, node=host)
+    if view.is_supervised and not view.state.ended:
+        for host, seen in heard.items():
+            docs = "Time since the last event of the node's most silent rank"
+            into.gauge("heartbeat_age_seconds", docs, max(0.0, view.now - seen), run=run, node=host)
+    for word, count in node_counts(view).items():
+        into.gauge("nodes", "Nodes of the run by what they are to it", count, run=run, state=word)
     for sample in view.state.nodes.values():
         used = sample.memory_used
         into.gauge("node_memory_used_bytes", "Host memory in use", used, run=run, node=sample.host)
@@ -149,8 +188,11 @@ def _ranks(into: Families, view: RunView) -> None:
     if len(view.state.ranks) > MOST_RANKS:
         return
     run = view.run.run_id
+    scores = rank_scores(list(view.state.ranks.values()))
     for rank in view.state.ranks.values():
         name = str(rank.rank)
+        docs = "Median time that ranks compute in a step over its own: below 1 is slower than most"
+        into.gauge("rank_score", docs, scores.get(rank.rank), run=run, rank=name)
         seconds, own = rank.step_seconds, rank.compute_seconds
         into.gauge("rank_step_seconds", "Duration of its last step", seconds, run=run, rank=name)
         into.gauge("rank_compute_seconds", "Its part outside collectives", own, run=run, rank=name)

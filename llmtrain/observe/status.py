@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import textwrap
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -11,16 +10,20 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from llmtrain.events.records import RankState
+from llmtrain.events.records import NodeStatus, RankStatus
 from llmtrain.observe.chart import line_chart, sparkline
 from llmtrain.observe.goodput import goodput
+from llmtrain.observe.members import node_counts, node_states
 from llmtrain.observe.node_grid import grid_lines
 from llmtrain.observe.run_reader import RunView
 from llmtrain.observe.tables import attempts_table, known_ranks, labelled_table, ranks_table
 from llmtrain.observe.wording import (
+    SPENT,
     STYLES,
     age_text,
     bytes_text,
+    clock_text,
+    comparison_text,
     count_text,
     duration_text,
     layout_text,
@@ -28,9 +31,13 @@ from llmtrain.observe.wording import (
     percent_text,
     small_text,
 )
+from llmtrain.units import plural
 
 MOST_RANKS = 32
 """Ranks listed one by one; a bigger world is shown as a grid."""
+SHORT = 30
+"""A terminal of fewer lines has room for few stories."""
+LABEL_WIDTH = 12
 WIDE = 120
 TALL = 20
 """Lines below the facts from which on there is room for charts and stories."""
@@ -55,13 +62,13 @@ class Section:
 
 def status_screen(view: RunView, screen: Screen) -> Group:
     """Header, facts, loss curve, ranks, attempts and last events; cut to the height, most important first."""
-    left = screen.height
+    left = screen.height or 1000
     kept: list[Section] = []
     for section in _sections(view, screen):
-        if left is not None and section.lines > left:
-            continue
-        kept.append(section)
-        left = None if left is None else left - section.lines
+        if section.lines <= left:
+            kept.append(section)
+            left -= section.lines
+    kept += _events(view, min(left, _most_events(screen)))
     contents = [section.content for section in kept]
     if not screen.unicode:
         for content in contents:
@@ -83,26 +90,29 @@ def _crop(content: RenderableType) -> None:
 
 def _sections(view: RunView, screen: Screen) -> Iterator[Section]:
     yield Section(_header(view), 1)
-    facts = _facts(view, screen)
-    yield Section(facts, facts.row_count)
-    room = 1000 if screen.height is None else screen.height - 1 - facts.row_count
+    room = 1000 if screen.height is None else screen.height - 1
+    for fact in _facts(view, screen):
+        yield fact
+        room -= fact.lines
     if view.state.ended or view.status == "interrupted":
         # It says what to type: wrapped, not cut.
-        lines = textwrap.wrap(_ending(view), max(20, screen.width - 12), break_on_hyphens=False)
-        end = _with_label("end", lines, STYLES.get(view.status, ""))
+        end = _with_label("end", _wrapped(_ending(view), screen), STYLES.get(view.status, ""))
         yield end
         room -= end.lines
     chart = _chart(view, screen, room)
     if chart:
         yield _with_label("curve", chart)
         room -= len(chart)
-    attempts = attempts_table(view, 6 if room < TALL else 20)
-    shown_events = min(len(view.state.moments), 3 if room < TALL else 8)
+    attempts = attempts_table(view, 3 if room < TALL else 20)
+    shown_events = min(len(view.state.moments), _most_events(screen))
     reserved = shown_events + (attempts.row_count + 1 if view.state.attempts else 0)
     yield from _members(view, screen, max(4, room - reserved))
     if view.state.attempts:
         yield Section(attempts, attempts.row_count + 1)
-    yield from _events(view, shown_events)
+
+
+def _most_events(screen: Screen) -> int:
+    return 5 if screen.height is not None and screen.height < SHORT else 10
 
 
 def _header(view: RunView) -> Text:
@@ -118,11 +128,17 @@ def _header(view: RunView) -> Text:
     return text
 
 
-def _facts(view: RunView, screen: Screen) -> Table:
-    table = labelled_table()
+def _facts(view: RunView, screen: Screen) -> Iterator[Section]:
+    """A fact that is too long for its line goes on in the next ones; nothing of it is cut."""
     for name, value in _fact_rows(view, screen):
-        table.add_row(name, value)
-    return table
+        yield _with_label(name, _wrapped(value, screen))
+
+
+def _wrapped(text: str, screen: Screen) -> list[str]:
+    width = max(20, screen.width - LABEL_WIDTH)
+    if len(text) <= width:
+        return [text]
+    return textwrap.wrap(text, width, break_on_hyphens=False)
 
 
 def _chart(view: RunView, screen: Screen, room: int) -> list[str]:
@@ -136,7 +152,7 @@ def _chart(view: RunView, screen: Screen, room: int) -> list[str]:
     return line_chart(losses, width, 4 if room < 2 * TALL else 8, unicode=screen.unicode)
 
 
-def _fact_rows(view: RunView, screen: Screen) -> Iterator[tuple[str, str | Text]]:
+def _fact_rows(view: RunView, screen: Screen) -> Iterator[tuple[str, str]]:
     state, latest = view.state, view.state.latest
     yield "step", _progress(view, screen)
     validation = state.evaluations.last
@@ -145,24 +161,51 @@ def _fact_rows(view: RunView, screen: Screen) -> Iterator[tuple[str, str | Text]
         loss += f"   validation {loss_text(validation.loss)} at step {validation.step}"
     yield "loss", loss
     if latest:
-        pace = duration_text(state.seconds_per_step)
-        speed = f"{count_text(state.tokens_per_second)} tokens/s   {pace} a step"
-        if view.slowdown is not None:
-            speed += f" ({view.slowdown:.2g} x the plan's {duration_text(view.job.planned_step_seconds)})"
-        yield "speed", speed + (f"   mfu {percent_text(latest.mfu)}" if latest.mfu is not None else "")
         rate, norm = small_text(latest.learning_rate), small_text(latest.grad_norm)
         yield "rates", f"learning rate {rate}   gradient norm {norm}"
-    yield "layout", layout_text(view.layout) + _world(view)
+        yield "speed", _speed(view)
+    if memory := _memory(view):
+        yield "memory", memory
+    layout, where = layout_text(view.layout), _nodes(view)
+    if len(f"{layout}   {where}") + LABEL_WIDTH <= screen.width:
+        yield "layout", f"{layout}   {where}".rstrip()
+    else:
+        yield "layout", layout
+        yield "nodes", where
     if state.current and state.current.membership:
-        yield "rung" if state.current.rung else "members", state.current.membership
-    if view.job.lost_nodes:
-        yield "lost nodes", ", ".join(view.job.lost_nodes)
+        yield "members", state.current.membership
     yield "checkpoint", _checkpoint(view)
     split = goodput(view)
     if split.ratio is not None:
-        spent = [f"{name} {duration_text(s)}" for name, s in split.parts()[1:] if s >= 0.01 * split.total]
+        spent = [
+            f"{SPENT.get(name, name)} {duration_text(seconds)}"
+            for name, seconds in split.parts()[1:]
+            if seconds >= 0.01 * split.total
+        ]
         about = "about " if split.estimated else ""
-        yield "goodput", f"{about}{percent_text(split.ratio)}   " + ", ".join(spent)
+        rest = f"   the rest: {', '.join(spent)}" if spent else ""
+        yield "goodput", f"{about}{percent_text(split.ratio)}{rest}"
+
+
+def _speed(view: RunView) -> str:
+    state, planned = view.state, view.job.planned_step_seconds
+    text = f"{count_text(state.tokens_per_second)} tokens/s   {duration_text(state.seconds_per_step)} a step"
+    if view.slowdown is not None and planned:
+        text += f", {comparison_text(view.slowdown, 1.0)}"
+    latest = state.latest
+    return text + (f"   MFU {percent_text(latest.mfu)}" if latest and latest.mfu is not None else "")
+
+
+def _memory(view: RunView) -> str:
+    """Of the fullest rank, against the plan and the device; empty when no rank has told."""
+    used = [rank.memory_bytes for rank in view.state.ranks.values() if rank.memory_bytes]
+    if not used:
+        return ""
+    planned, capacity = view.job.planned_memory_bytes, view.job.memory_capacity_bytes
+    text = f"{bytes_text(max(used))} on the fullest rank"
+    if planned and dict(view.layout) == dict(view.job.layout):
+        text += f", {comparison_text(max(used), planned)}"
+    return text + (f"   of {bytes_text(capacity)}" if capacity and max(used) <= capacity else "")
 
 
 def _progress(view: RunView, screen: Screen) -> str:
@@ -179,12 +222,17 @@ def _progress(view: RunView, screen: Screen) -> str:
     return text
 
 
-def _world(view: RunView) -> str:
+def _nodes(view: RunView) -> str:
+    """Where the ranks are, and what the other nodes are."""
     current = view.state.current
     if current is None or not current.world_size:
         return ""
     where = current.nodes[0] if len(current.nodes) == 1 else f"{len(current.nodes)} nodes"
-    return f"   {current.world_size} ranks on {where}"
+    text = f"{plural(current.world_size, 'rank')} on {where}"
+    counts = node_counts(view)
+    if sum(counts.values()) > 1:
+        text += "   " + ", ".join(f"{count} {word}" for word, count in counts.items() if count)
+    return text
 
 
 def _checkpoint(view: RunView) -> str:
@@ -205,29 +253,30 @@ def _ending(view: RunView) -> str:
 
 
 def _members(view: RunView, screen: Screen, room: int) -> Iterator[Section]:
+    """A line a rank where there is room for all and it tells something; else the grid, and a line for each
+    of the ranks that ended by themselves."""
     ranks = known_ranks(view)
     if not ranks:
         return
-    hosts = {rank.host for rank in ranks}
-    if len(ranks) > MOST_RANKS or (len(hosts) > 1 and (len(ranks) >= room or view.is_degraded)):
+    is_well = all(status == NodeStatus.HEALTHY for status in node_states(view).values())
+    shown = ranks
+    if len(ranks) > MOST_RANKS or len(ranks) >= room or not is_well:
         lines = grid_lines(view, ranks, screen.width)
         yield Section(Group(*lines), len(lines))
-        return
-    shown = ranks if len(ranks) < room else _worst_first(ranks)[: room - 2]
+        ended = [rank for rank in ranks if rank.status in (RankStatus.FAILED, RankStatus.DEAD)]
+        shown = ended[: min(MOST_RANKS, max(0, room - len(lines) - 1))]
+        if not shown:
+            return
     table = ranks_table(view, shown, wide=screen.width >= WIDE)
     yield Section(table, table.row_count + 1)
-    if len(shown) < len(ranks):
-        yield Section(Text(f"... and {len(ranks) - len(shown)} more ranks", style="dim"), 1)
-
-
-def _worst_first(ranks: list[RankState]) -> list[RankState]:
-    return sorted(ranks, key=lambda rank: (rank.status not in ("failed", "dead"), rank.last_seen))
 
 
 def _events(view: RunView, count: int) -> Iterator[Section]:
     for moment in view.state.moments[-count:] if count else ():
-        clock = time.strftime("%H:%M:%S", time.localtime(moment.time))
-        text = Text(f"{clock}  {moment.text.partition(chr(10))[0]}", style=STYLES.get(moment.level, ""))
+        text = Text(
+            f"{clock_text(moment.time)}  {moment.text.partition(chr(10))[0]}",
+            style=STYLES.get(moment.level, ""),
+        )
         text.no_wrap, text.overflow = True, "ellipsis"
         yield Section(text, 1)
 

@@ -6,7 +6,7 @@ from rich.table import Table
 from rich.text import Text
 
 from llmtrain.events.records import AttemptState, RankState
-from llmtrain.observe.goodput import lost_steps_of
+from llmtrain.observe.goodput import costs
 from llmtrain.observe.run_reader import RunView
 from llmtrain.observe.wording import STYLES, UNKNOWN, age_text, bytes_text, duration_text
 
@@ -102,28 +102,33 @@ def known_ranks(view: RunView) -> list[RankState]:
 
 
 def attempts_table(view: RunView, most: int) -> Table:
-    """One line for each of the `most` newest attempts."""
+    """One line for each of the `most` newest attempts: what it did, and what its end cost and why it came."""
     table = one_line_table()
-    for name in ("attempt", "outcome", "steps", "lasted", "lost", "started by -> ended by"):
-        add_column(table, name, right=name in ("attempt", "lasted", "lost"), rest="->" in name)
+    for name in ("attempt", "outcome", "steps", "lasted", "cost", "why it ended"):
+        add_column(table, name, right=name in ("attempt", "lasted", "cost"), rest="why" in name)
+    prices = {cost.attempt: cost.total for cost in costs(view)}
     for attempt in view.state.attempts[-most:]:
-        table.add_row(*_attempt_row(view, attempt))
+        table.add_row(*_attempt_row(view, attempt, prices.get(attempt.number)))
     return table
 
 
-def _attempt_row(view: RunView, attempt: AttemptState) -> list[str | Text]:
+def attempt_word(view: RunView, attempt: AttemptState) -> str:
+    """How an attempt ended, `running`, or `abandoned` when nobody saw its end."""
     goes_on = attempt is view.state.current and view.state.ended is None and view.is_supervised
-    word = attempt.outcome or ("running" if goes_on else "abandoned")
+    return attempt.outcome or ("running" if goes_on else "abandoned")
+
+
+def _attempt_row(view: RunView, attempt: AttemptState, cost: float | None) -> list[str | Text]:
+    word = attempt_word(view, attempt)
     steps = f"{attempt.first_step} to {attempt.last_step}" if attempt.first_step is not None else UNKNOWN
     lasted = attempt.seconds
     if not attempt.outcome and attempt.started is not None:
-        lasted = view.now - attempt.started if goes_on else None
-    lost = lost_steps_of(attempt, view.state.attempts)
+        lasted = view.now - attempt.started if word == "running" else None
     return [
         str(attempt.number),
         Text(word, style=STYLES.get(word, "")),
         steps,
         duration_text(lasted),
-        f"{lost} steps" if lost else UNKNOWN,
-        " -> ".join(part for part in (attempt.reason, attempt.cause) if part),
+        duration_text(cost),
+        attempt.cause.partition("\n")[0],
     ]

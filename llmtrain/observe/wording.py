@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Mapping
 from typing import Any
 
@@ -29,9 +30,24 @@ STYLES = {
     "failed": "bold red",
     "dead": "bold red",
     "lost": "bold red",
+    "healthy": "green",
+    "quarantined": "yellow",
+    "spare": "cyan",
     "error": "bold red",
 }
 """Colour of a word; it never carries meaning alone, the word does."""
+
+
+SPENT = {
+    "productive": "training",
+    "lost": "steps done again",
+    "start": "starting",
+    "checkpoint": "saving",
+    "evaluation": "validating",
+    "notice": "noticing failures",
+    "down": "between attempts",
+}
+"""What time was spent on, for people; a part that is not here has its own name."""
 
 
 def loss_text(value: float | None) -> str:
@@ -92,6 +108,21 @@ def layout_text(layout: Mapping[str, Any]) -> str:
     if layout.get("recompute", "none") != "none":
         parts.append(f"{layout['recompute']} recompute")
     return ", ".join(parts) or UNKNOWN
+
+
+def comparison_text(measured: float, planned: float) -> str:
+    """`as planned`, `12 % more than planned`, `3.1 x the plan`: a number against what the plan said of it."""
+    ratio = measured / planned
+    if abs(ratio - 1) < 0.015:
+        return "as planned"
+    if ratio > 2:
+        return f"{ratio:.2g} x the plan" if ratio < 1000 else "far above the plan"
+    return f"{100 * abs(ratio - 1):.0f} % {'more' if ratio > 1 else 'less'} than planned"
+
+
+def clock_text(moment: float) -> str:
+    """Local time of day."""
+    return time.strftime("%H:%M:%S", time.localtime(moment))
 
 
 def _degree(layout: Mapping[str, Any], axis: str) -> int:

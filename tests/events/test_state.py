@@ -18,6 +18,8 @@ from llmtrain.events.records import RankStatus
 from llmtrain.events.state import MOMENTS, RunState, apply, fold
 from tests.support.sample_events import START, attempt_files, event, events, step_finished
 
+DIED = "rank 1 died with signal 9"
+
 
 def of_files(*attempts) -> RunState:
     streams = [stream for files in attempts for stream in files.values()]
@@ -48,12 +50,12 @@ def test_replayed_steps_overwrite_and_the_old_attempt_keeps_its_story() -> None:
     assert [point.step for point in state.history.points] == list(range(1, 12))
     assert [point.attempt for point in state.history.points] == [1] * 5 + [2] * 6
     old, new = state.attempts
-    assert (old.outcome, old.cause, old.last_step, old.steps) == ("failed", "rank_dead", 8, 8)
+    assert (old.outcome, old.cause, old.last_step, old.steps) == ("failed", DIED, 8, 8)
     assert (new.restored_step, new.first_step, new.last_step) == (5, 6, 11)
     assert [moment.text for moment in state.moments if moment.attempt == 1][-3:] == [
-        "rank_dead: rank 1 died with signal 9",
-        "restart: rank_dead",
-        "attempt 1 failed: rank_dead",
+        DIED,
+        f"attempt 1 failed: {DIED}",
+        "the next attempt follows",
     ]
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from llmtrain.events import schema
+from llmtrain.events.event import Event
 from llmtrain.observe.run_reader import RunView, read_view
 from llmtrain.run.layout import RunDir
 from tests.support.run_folder import LAYOUT, abandon, make_run, supervise, write_attempt
@@ -30,7 +31,17 @@ class Story:
 
 def _running(folder: Path) -> Story:
     run = make_run(folder / "tiny-0001", steps=60)
-    write_attempt(run, 1, attempt_files(1, restored=0, steps=28, world_size=8))
+    files = attempt_files(1, restored=0, steps=28, world_size=8)
+    started = schema.AttemptStarted(world_size=8, nodes=("localhost",), layout=LAYOUT, reason="first")
+    files["supervisor.jsonl"][0] = event(started)
+    step = next(
+        at for at in files["rank-00000.jsonl"] if at.kind == "step_finished" and at.payload.step == 28
+    )
+    object.__setattr__(step.payload, "mfu", 0.42)
+    write_attempt(run, 1, files)
+    memory = {"total": 1.2e9, "capacity": 80e9}
+    predicted = {"step_seconds": 0.4, "memory_bytes": memory}
+    run.plan_json.write_text(json.dumps({"plans": [{"predicted": predicted}]}))
     supervise(run)
     return Story(run, START + 17)
 
@@ -69,6 +80,7 @@ def _failed(folder: Path) -> Story:
         error="FloatingPointError: loss is not finite\nat step 8", error_class="numeric", step=8
     )
     files["rank-00001.jsonl"].append(event(broken, time=START + 6, rank=1))
+    files["supervisor.jsonl"].pop()
     ended = schema.RunEnded(exit_status=93, message="the loss is not finite")
     files["supervisor.jsonl"].append(event(ended, time=START + 7))
     write_attempt(run, 1, files)
@@ -117,29 +129,51 @@ def _degraded(folder: Path) -> Story:
     layout = LAYOUT | {"dp": 6, "tp": 4, "pp": 2}
     run.job_json.write_text(run.job_json.read_text().replace('"dp": 2, "tp": 2', '"dp": 6, "tp": 4'))
     run.record_json.write_text(json.dumps({"lost_nodes": ["node4"]}))
-    run.plan_json.write_text(json.dumps({"plans": [{"predicted": {"step_seconds": 0.4}}]}))
+    memory = {"total": 1.2e9, "capacity": 80e9}
+    predicted = {"step_seconds": 0.4, "memory_bytes": memory}
+    run.plan_json.write_text(json.dumps({"plans": [{"predicted": predicted}]}))
     nodes = tuple(f"node{number}" for number in range(1, 7))
     left = tuple(node for node in nodes if node not in ("node4", "node6"))
     stages = ((1, nodes, 0, layout, START), (2, left, 10, layout | {"dp": 4}, START + 20))
     for number, members, restored, degrees, start in stages:
-        outcome = "failed" if number == 1 else ""
         world_size = 8 * len(members)
-        files = attempt_files(
-            number, restored=restored, steps=12, world_size=world_size, start=start, outcome=outcome
-        )
+        files = attempt_files(number, restored=restored, steps=12, world_size=world_size, start=start)
         started = schema.AttemptStarted(
             world_size=world_size,
             nodes=members,
             layout=degrees,
-            reason="first" if number == 1 else "node_silent",
+            reason="first" if number == 1 else SILENT,
+            rung=0 if number == 1 else 5,
+            idle=() if number == 1 else ("node6",),
+            membership="" if number == 1 else RUNG,
         )
         files["supervisor.jsonl"][0] = event(started, time=start, attempt=number)
+        if number == 1:
+            files["supervisor.jsonl"] += _node4_is_lost(start + 18)
         for rank in range(world_size):
             here = schema.RankStarted(host=members[rank // 8], pid=rank, local_rank=rank % 8)
             files[f"rank-{rank:05d}.jsonl"][0] = event(here, time=start + 1, attempt=number, rank=rank)
         write_attempt(run, number, files)
     supervise(run)
     return Story(run, START + 30)
+
+
+SILENT = "node node4 is silent for 10 s"
+RUNG = (
+    "rung of the ladder for 5 nodes, node4 lost: dp6 tp4 pp2 -> dp4 tp4 pp2, 2 micro-batches of 4 a replica; "
+    "idle: node6"
+)
+
+
+def _node4_is_lost(when: float) -> list[Event]:
+    ended = schema.AttemptEnded(outcome="failed", cause=SILENT, seconds=when + 1 - START)
+    left_out = schema.NodeChanged(node="node4", state="quarantined", reason=SILENT, until=when + 61)
+    return [
+        event(schema.Found(finding="node_silent", message=SILENT, node=3), time=when),
+        event(ended, time=when + 1),
+        event(left_out, time=when + 1),
+        event(schema.Decided(action="restart", reason=SILENT), time=when + 1),
+    ]
 
 
 STORIES: dict[str, Callable[[Path], Story]] = {

@@ -6,10 +6,12 @@ import stat
 
 import pytest
 
-from llmtrain import probe
+from llmtrain.backends.health import judge
 from llmtrain.errors import ExitStatus
-from llmtrain.observe.doctor import Diagnosis, diagnose, judge
-from llmtrain.probe import Disk, Gpu, Gpus, Machine, WriteTest, probe_disk, probe_write
+from llmtrain.observe.doctor import Diagnosis, diagnose
+from llmtrain.probe import machine as probe
+from llmtrain.probe.facts import Disk, Gpu, Gpus, IbPort, Machine, WriteTest, Xid
+from llmtrain.probe.machine import probe_disk, probe_write
 
 GB = 10**9
 HEALTHY = Machine(
@@ -31,19 +33,25 @@ DISK = Disk(path="/runs", total=1000 * GB, free=900 * GB, inodes_total=10**6, in
 WRITE = WriteTest(seconds=0.01, bytes=1 << 20)
 GPU = Gpu(index=0, name="A100", uuid="u", memory_total=80 * GB, memory_used=0)
 
+XID = Xid(code=79, device="0000:3b:00", text="GPU has fallen off the bus.")
+PORT = IbPort(name="mlx5_0/1", state="ACTIVE", physical="LinkUp", rate="400 Gb/sec (4X NDR)")
+DOWN = IbPort(name="mlx5_1/1", state="DOWN", physical="Polling", rate="10 Gb/sec")
+
 
 def with_gpu(**changes) -> Machine:
     gpu = dataclasses.replace(GPU, **changes)
     return dataclasses.replace(HEALTHY, gpus=Gpus(driver="580", gpus=(gpu,)))
 
 
-def levels(machine=HEALTHY, disk=DISK, write=WRITE) -> dict[str, str]:
-    return {check.name: check.level for check in judge(machine, disk, write)}
+def levels(machine=HEALTHY, disk=DISK, write=WRITE, gpus=0) -> dict[str, str]:
+    return {check.name: check.level for check in judge(machine, disk, write, gpus=gpus)}
 
 
 def test_a_healthy_machine_has_nothing_to_look_at() -> None:
     assert set(levels().values()) == {"ok"}
-    assert set(levels(with_gpu()).values()) == {"ok"}
+    assert set(levels(with_gpu(nvlinks_up=18, persistence=True)).values()) == {"ok"}
+    healthy = dataclasses.replace(with_gpu(), infiniband=(PORT,), xids=(Xid(code=31, device="x"),))
+    assert set(levels(healthy, gpus=1).values()) == {"ok"}
 
 
 @pytest.mark.parametrize(
@@ -57,7 +65,8 @@ def test_a_healthy_machine_has_nothing_to_look_at() -> None:
         ({"machine": dataclasses.replace(HEALTHY, host_resolves="")}, "host name", "warning"),
         ({"disk": dataclasses.replace(DISK, free=3 * GB)}, "disk", "warning"),
         ({"disk": dataclasses.replace(DISK, free=GB // 10)}, "disk", "failure"),
-        ({"disk": dataclasses.replace(DISK, inodes_free=5)}, "inodes", "warning"),
+        ({"disk": dataclasses.replace(DISK, inodes_free=5)}, "inodes", "failure"),
+        ({"disk": dataclasses.replace(DISK, inodes_free=500)}, "inodes", "warning"),
         ({"disk": dataclasses.replace(DISK, inodes_total=0, inodes_free=0)}, "inodes", "ok"),
         ({"write": WriteTest(error="Read-only file system")}, "write test", "failure"),
         ({"write": dataclasses.replace(WRITE, seconds=3.0)}, "write test", "warning"),
@@ -66,7 +75,18 @@ def test_a_healthy_machine_has_nothing_to_look_at() -> None:
         ({"machine": with_gpu(row_remap_pending=True)}, "GPU 0", "warning"),
         ({"machine": with_gpu(uncorrected_ecc_errors=3)}, "GPU 0", "warning"),
         ({"machine": with_gpu(memory_used=20 * GB)}, "GPU 0", "warning"),
+        ({"machine": with_gpu(throttle=("too hot (hardware)",))}, "GPU 0", "warning"),
+        ({"machine": with_gpu(nvlinks_up=17, nvlinks_down=1)}, "GPU 0", "warning"),
+        ({"machine": with_gpu(processes=(4711,))}, "GPU 0", "warning"),
+        ({"machine": with_gpu(persistence=False)}, "GPU 0", "warning"),
         ({"machine": dataclasses.replace(with_gpu(), locked_memory=65536)}, "locked memory", "warning"),
+        ({"machine": dataclasses.replace(with_gpu(), xids=(XID,))}, "GPU error (Xid)", "failure"),
+        ({"machine": dataclasses.replace(HEALTHY, processes=1024)}, "processes", "warning"),
+        ({"machine": dataclasses.replace(HEALTHY, infiniband=(PORT, DOWN))}, "InfiniBand", "warning"),
+        ({"machine": dataclasses.replace(HEALTHY, infiniband=(DOWN,))}, "InfiniBand", "warning"),
+        ({"disk": dataclasses.replace(DISK, inodes_free=0)}, "inodes", "failure"),
+        ({"gpus": 8}, "GPUs", "failure"),
+        ({"machine": with_gpu(), "gpus": 8}, "GPUs", "failure"),
     ],
 )
 def test_what_is_wrong_is_found(changes, name, level) -> None:

@@ -13,6 +13,7 @@ from llmtrain.observe.document import status_document
 from llmtrain.observe.run_reader import RunReader
 from llmtrain.observe.status import Screen, status_screen
 from llmtrain.observe.terminal import takes_unicode
+from llmtrain.observe.wording import comparison_text
 from tests.support.golden import check_golden
 from tests.support.run_folder import write_attempt
 from tests.support.sample_events import START, attempt_files, event, step_finished
@@ -32,8 +33,8 @@ WORDS = {
 KEYS = """
     schema run path state recipe cluster backend step steps loss validation_loss validation_step learning_rate
     grad_norm tokens_per_second seconds_per_step planned_seconds_per_step mfu eta_seconds layout attempt
-    restarts supervised exit_status message ranks nodes lost_nodes attempts checkpoint goodput loss_curve
-    events events_dropped complete time
+    restarts supervised exit_status message ranks nodes members lost_nodes attempts checkpoint goodput
+    loss_curve events events_dropped complete time
 """
 
 
@@ -92,12 +93,17 @@ def test_document_of_a_restarted_run(tell) -> None:
     assert document["checkpoint"]["name"] == "step-00000040"
     assert document["checkpoint"]["age_seconds"] == pytest.approx(32 - 29.5)
     assert [attempt["outcome"] for attempt in document["attempts"]] == ["failed", None]
+    assert [attempt["finding"] for attempt in document["attempts"]] == ["rank_dead", None]
+    cost = 3 * 0.5 + 0.6 + 3.4 + 2  # steps done again, noticing, the gap, the next start
+    assert document["attempts"][0]["cost_seconds"] == pytest.approx(cost)
+    assert document["attempts"][1]["cost_seconds"] is None
     assert [rank["alive"] for rank in document["ranks"]] == [True] * 8
     assert document["ranks"][3]["pid"] == 2003
     split = document["goodput"]
     assert split["lost_seconds"] == pytest.approx(3 * 0.5)
     assert split["productive_seconds"] == pytest.approx(41 * 0.5)
     assert split["start_seconds"] == pytest.approx(2 * 2)
+    assert split["notice_seconds"] == pytest.approx(0.6)
     assert split["down_seconds"] == pytest.approx(20 - 16.6)
     parts = sum(split[key] for key in split if key.endswith("_seconds") and key != "total_seconds")
     assert parts == pytest.approx(split["total_seconds"]) == pytest.approx(32)
@@ -191,3 +197,37 @@ def test_braille_only_where_it_is_wanted(monkeypatch, environment, encoding, tak
         monkeypatch.setenv(name, value)
     console = Console(file=io.TextIOWrapper(io.BytesIO(), encoding=encoding))
     assert takes_unicode(console) is takes
+
+
+def test_what_every_node_is(tell) -> None:
+    members = {entry["node"]: entry for entry in status_document(tell("degraded").view())["members"]}
+    states = {name: entry["state"] for name, entry in members.items()}
+    assert states == {
+        **dict.fromkeys(("node1", "node2", "node3", "node5"), "healthy"),
+        "node4": "quarantined",
+        "node6": "spare",
+    }
+    assert members["node4"]["until"] == START + 79
+    large = status_document(tell("large").view())["members"]
+    assert [entry["node"] for entry in large if entry["state"] == "slow"] == ["gpu-009"]
+
+
+def test_plan_and_measurement_side_by_side(tell) -> None:
+    text = draw(tell("running").view(), 80)
+    assert "500 ms a step, 25 % more than planned   MFU 42 %" in text
+    assert "1.1 GB on the fullest rank, 11 % less than planned   of 80.0 GB" in text
+
+
+@pytest.mark.parametrize(
+    ("measured", "words"),
+    [
+        (1.0, "as planned"),
+        (1.01, "as planned"),
+        (0.5, "50 % less than planned"),
+        (1.25, "25 % more than planned"),
+        (3.14, "3.1 x the plan"),
+        (1e9, "far above the plan"),
+    ],
+)
+def test_comparison_words(measured, words) -> None:
+    assert comparison_text(measured, 1.0) == words

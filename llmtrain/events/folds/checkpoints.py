@@ -15,11 +15,8 @@ CHECKPOINTS = 16
 
 
 def _checkpoint_committed(state: RunState, event: Event, payload: schema.CheckpointCommitted) -> RunState:
-    state = with_attempt(
-        state,
-        event.attempt,
-        lambda attempt: replace(attempt, checkpoint_seconds=attempt.checkpoint_seconds + payload.seconds),
-    )
+    waited = payload.seconds if payload.stall_seconds is None else payload.stall_seconds
+    state = _with_stall(state, event, waited)
     point = CheckpointPoint(
         step=payload.step,
         attempt=event.attempt,
@@ -27,10 +24,26 @@ def _checkpoint_committed(state: RunState, event: Event, payload: schema.Checkpo
         time=event.time,
         bytes=payload.bytes,
         seconds=payload.seconds,
+        stall_seconds=payload.stall_seconds,
     )
     by_step = {old.step: old for old in sorted((*state.checkpoints, point), key=lambda old: old.attempt)}
     ordered = tuple(by_step[step] for step in sorted(by_step))
     return replace(state, checkpoints=counting(state, ordered)[-CHECKPOINTS:])
 
 
-REDUCERS: dict[str, Reducer] = {schema.CheckpointCommitted.kind: _checkpoint_committed}
+def _snapshot_taken(state: RunState, event: Event, payload: schema.SnapshotTaken) -> RunState:
+    return _with_stall(state, event, payload.stall_seconds)
+
+
+def _with_stall(state: RunState, event: Event, seconds: float) -> RunState:
+    return with_attempt(
+        state,
+        event.attempt,
+        lambda attempt: replace(attempt, checkpoint_seconds=attempt.checkpoint_seconds + seconds),
+    )
+
+
+REDUCERS: dict[str, Reducer] = {
+    schema.CheckpointCommitted.kind: _checkpoint_committed,
+    schema.SnapshotTaken.kind: _snapshot_taken,
+}
