@@ -7,25 +7,28 @@ save and leave, then everything is killed, then that is verified.
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import select
 import selectors
 import signal
 import socket
-import subprocess
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
 
 from llmtrain import __version__
 from llmtrain.agent import messages
-from llmtrain.agent.deathsig import adopt_orphans, die_with_parent
+from llmtrain.agent.deathsig import adopt_orphans
 from llmtrain.agent.door import Door, knock
 from llmtrain.agent.link import Link
 from llmtrain.agent.orphan import call_for_help
 from llmtrain.agent.ranks import open_pidfd
-from llmtrain.agent.sweep import ATTEMPT_MARKER, RUN_MARKER, sweep
+from llmtrain.agent.room import no_room_for
+from llmtrain.agent.script import start_script
+from llmtrain.agent.sweep import sweep
 from llmtrain.agent.watch import ScriptWatch
 from llmtrain.events.schema import NodeSample
 from llmtrain.events.writer import EventWriter
@@ -96,6 +99,8 @@ class Agent:
                 self.link.send(messages.Reached(error=knock(address, port)))
             case messages.Start() if self.watch is None and self.stage == "idle":
                 self._begin(message)
+            case messages.Go() if self.watch is not None and self.stage == "standby":
+                self._release(message, self.watch)
             case messages.Stop(grace=grace):
                 self._was_stopped = True
                 self._leave(grace)
@@ -105,32 +110,47 @@ class Agent:
 
     def _begin(self, start: messages.Start) -> None:
         self._door.close()
-        swept = sweep(self.run_dir.path, older_than=start.attempt)
-        if swept.killed:
-            self.link.send(messages.Note(message=f"killed leftovers of an earlier attempt: {swept.killed}"))
-        self.start, log = start, self.attempt.node_log(self.node)
-        log.parent.mkdir(parents=True, exist_ok=True)
-        self.attempt.events.mkdir(parents=True, exist_ok=True)
-        arguments = (start.attempt, start.node, start.nodes, start.ranks, start.address, start.port)
-        markers = {RUN_MARKER: str(self.run_dir.path), ATTEMPT_MARKER: str(start.attempt)}
-        with log.open("ab") as output:
-            # The only fork, and before any thread exists: code between fork and exec is safe here.
-            script = subprocess.Popen(
-                ["bash", str(self.run_dir.scripts / "node.sh"), *(str(value) for value in arguments)],
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                env={**os.environ, **start.environment, **markers},
-                start_new_session=True,
-                preexec_fn=die_with_parent(),  # noqa: PLW1509
-            )
+        if start.standby and (reason := no_room_for(start.ranks)):
+            self.link.send(messages.Declined(reason=reason))
+            return
+        if not start.standby:
+            swept = sweep(self.run_dir.path, older_than=start.attempt, standby_too=True)
+            if swept.killed:
+                text = f"killed leftovers of an earlier attempt: {swept.killed}"
+                self.link.send(messages.Note(message=text))
+        self.start, log = start, self._script_log(start)
+        script = start_script(self.run_dir, start, log)
         self._wake_on_end(open_pidfd(script.pid))
-        self.watch = ScriptWatch(self.attempt, start, script, self.link.send)
+        self.watch = ScriptWatch(self.attempt, start, script, self.link.send, log=log)
+        if start.standby:
+            self.stage = "standby"
+        else:
+            self._run()
+
+    def _script_log(self, start: messages.Start) -> Path:
+        if not start.standby:
+            return self.attempt.node_log(self.node)
+        # Nothing of an attempt's folder exists before the attempt does.
+        return self.run_dir.attempt(start.attempt - 1).standby_log(self.node)
+
+    def _release(self, go: messages.Go, watch: ScriptWatch) -> None:
+        """Let ranks in standby go on: the end of their standard input is the sign."""
+        if self.start is not None:
+            self.start = dataclasses.replace(self.start, grace=go.grace, when_orphaned=go.when_orphaned)
+        log = self.attempt.node_log(self.node)
+        log.parent.mkdir(parents=True, exist_ok=True)
+        with suppress(OSError):
+            watch.log = watch.log.rename(log)
+        if watch.script.stdin is not None:
+            watch.script.stdin.close()
+        self._run()
+
+    def _run(self) -> None:
         self.stage = "running"
         self.writer = EventWriter(
             self.attempt.agent_events(self.node),
             run=self.run_dir.run_id,
-            attempt=start.attempt,
+            attempt=self.attempt.number,
             source="agent",
         )
 

@@ -44,6 +44,19 @@ class Start(Message):
     """Variables passed through from the launching shell; never written to a file."""
     when_orphaned: tuple[str, ...] = ()
     """Command to run when the supervisor vanished without a word, once the ranks have left."""
+    standby: bool = False
+    """Whether the ranks are to wait, ready to join each other, for `Go`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Go(Message):
+    """Let ranks in standby go on: the attempt that they were started for begins."""
+
+    type: ClassVar[str] = "go"
+    grace: float
+    """As in `Start`."""
+    when_orphaned: tuple[str, ...] = ()
+    """As in `Start`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,6 +126,14 @@ class Reached(Message):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Declined(Message):
+    """Answer to a `Start` in standby that the node has no room for."""
+
+    type: ClassVar[str] = "declined"
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Alive(Message):
     """Answer to `Ping`."""
 
@@ -120,7 +141,7 @@ class Alive(Message):
     ranks: tuple[int, ...]
     """Global ranks whose processes run."""
     stage: str
-    """idle | running | leaving | gone"""
+    """idle | standby | running | leaving | gone"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

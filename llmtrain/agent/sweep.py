@@ -20,6 +20,8 @@ RUN_MARKER = "LLMTRAIN_RUN"
 """Variable that holds the run directory's path."""
 ATTEMPT_MARKER = "LLMTRAIN_ATTEMPT"
 """Variable that holds the attempt's number."""
+STANDBY_MARKER = "LLMTRAIN_STANDBY"
+"""Variable of processes that were started to wait for an attempt: `1`."""
 AGENT_MODULE = "llmtrain.agent"
 KILL_SECONDS = 5.0
 """Longest wait for killed processes to vanish."""
@@ -35,28 +37,32 @@ class Swept:
     """Processes that not even SIGKILL ended in time (uninterruptible sleep)."""
 
 
-def leftovers(run: Path, older_than: int | None = None) -> list[psutil.Process]:
+def leftovers(run: Path, older_than: int | None = None, *, standby_too: bool = False) -> list[psutil.Process]:
     """Processes of a run on this machine, but for the caller and its ancestors; with `older_than` only those
-    of earlier attempts."""
+    of earlier attempts, and with `standby_too` those that were started to wait for this one."""
     own = {os.getpid(), *(parent.pid for parent in psutil.Process().parents())}
     found = []
     for process in psutil.process_iter():
-        attempt = None if process.pid in own else _attempt_of(process, str(run))
+        attempt = None if process.pid in own else _attempt_of(process, str(run), standby_too)
         if attempt is not None and (older_than is None or attempt < older_than):
             found.append(process)
     return found
 
 
-def sweep(run: Path, *, older_than: int | None = None, grace: float = 0.0) -> Swept:
+def sweep(
+    run: Path, *, older_than: int | None = None, grace: float = 0.0, standby_too: bool = False
+) -> Swept:
     """Wait up to `grace` seconds while an agent is among the leftovers, since it lets its ranks save and
     then ends them; kill what is left, and make sure."""
     deadline = time.monotonic() + grace
-    first = found = leftovers(run, older_than)
+    first = found = leftovers(run, older_than, standby_too=standby_too)
     while any(_is_agent(process) for process in found) and time.monotonic() < deadline:
         time.sleep(0.1)
-        found = [process for process in found if is_running(process)] or leftovers(run, older_than)
+        found = [process for process in found if is_running(process)] or leftovers(
+            run, older_than, standby_too=standby_too
+        )
     killed = kill_all(found)
-    remaining = tuple(process.pid for process in leftovers(run, older_than))
+    remaining = tuple(process.pid for process in leftovers(run, older_than, standby_too=standby_too))
     return Swept(
         left_by_themselves=len({process.pid for process in first} - set(killed)),
         killed=killed,
@@ -92,8 +98,9 @@ def is_running(process: psutil.Process) -> bool:
         return False
 
 
-def _attempt_of(process: psutil.Process, run: str) -> int | None:
-    """Attempt of the run that a live process belongs to; None when it belongs to another run or to none."""
+def _attempt_of(process: psutil.Process, run: str, standby_earlier: bool) -> int | None:
+    """Attempt of the run that a live process belongs to; None when it belongs to another run or to none. With
+    `standby_earlier`, a process that was started in standby belongs to the attempt before."""
     try:
         if process.status() == psutil.STATUS_ZOMBIE:
             return None
@@ -101,7 +108,9 @@ def _attempt_of(process: psutil.Process, run: str) -> int | None:
         if AGENT_MODULE in argv and _after(argv, "--run-dir") == run:
             return int(_after(argv, "--attempt") or "")
         environment = process.environ()
-        return int(environment[ATTEMPT_MARKER]) if environment.get(RUN_MARKER) == run else None
+        if environment.get(RUN_MARKER) != run:
+            return None
+        return int(environment[ATTEMPT_MARKER]) - (standby_earlier and STANDBY_MARKER in environment)
     except (psutil.Error, OSError, KeyError, ValueError):
         return None
 

@@ -39,7 +39,10 @@ class ScriptWatch:
         start: messages.Start,
         script: subprocess.Popen[bytes],
         send: Callable[[messages.Message], None],
+        *,
+        log: Path,
     ) -> None:
+        """`log` is where the script's output goes."""
         self.script, self.ranks = script, Ranks()
         self.is_over = False
         """Whether the script has ended and everything was said about it."""
@@ -47,7 +50,7 @@ class ScriptWatch:
         ranks = range(start.first_rank, start.first_rank + start.ranks)
         files = [attempt.rank_events(rank) for rank in ranks]
         self._relay = Relay([*files, attempt.agent_events(start.node)])
-        self._log = attempt.node_log(start.node)
+        self.log = log
         self._unexplained: list[tuple[RankProcess, float]] = []
         self._a_rank_died = False
         self._script_end = float("inf")
@@ -105,7 +108,7 @@ class ScriptWatch:
         self._explain(now + EXIT_CODE_SECONDS)
         self._report_unseen()
         self._relay_events()
-        lines = () if exit_code == 0 else last_lines(self._log, REPORTED_LINES)
+        lines = () if exit_code == 0 else last_lines(self.log, REPORTED_LINES)
         self._send(messages.ScriptEnded(exit_code=exit_code, lines=lines))
         self.is_over = True
 
@@ -141,7 +144,7 @@ class ScriptWatch:
         """Report once more the ranks whose exit code torchrun has told by now."""
         if not self._unexplained:
             return
-        codes = {failure.pid: failure.exit_code for failure in failures_in_log(tail_bytes(self._log))}
+        codes = {failure.pid: failure.exit_code for failure in failures_in_log(tail_bytes(self.log))}
         waiting = []
         for process, since in self._unexplained:
             code = codes.get(process.pid)
@@ -153,7 +156,7 @@ class ScriptWatch:
 
     def _report_unseen(self) -> None:
         """Ranks that failed so soon after their start that only torchrun saw them."""
-        for failure in failures_in_log(tail_bytes(self._log)):
+        for failure in failures_in_log(tail_bytes(self.log)):
             if failure.pid not in self.ranks.known:
                 rank = self._start.first_rank + failure.local_rank
                 unseen = RankProcess(rank=rank, pid=failure.pid, pidfd=None)

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from llmtrain.engine.process import StopFlag, die_with_parent, dump_stacks_on_signal, redirect_output
 from llmtrain.engine.rank_env import RankEnv, read_rank_env
+from llmtrain.engine.standby import wait_in_standby
 from llmtrain.errors import LlmtrainError, UsageError
 from llmtrain.events.schema import PhaseStarted, RankFailed, RankStarted
 from llmtrain.events.writer import EventWriter
@@ -30,6 +31,8 @@ def main(arguments: list[str]) -> int:
         raise UsageError("usage: torchrun ... -m llmtrain.engine <run>/job.json")
     run = RunDir(Path(arguments[0]).resolve().parent)
     env = read_rank_env()
+    if env.standby and not wait_in_standby(stop):
+        return 0
     attempt = run.attempt(env.attempt)
     redirect_output(attempt.rank_log(env.rank))
     dump_stacks_on_signal(attempt.rank_stacks(env.rank))

@@ -1,5 +1,5 @@
-"""The one table of the variables that torchrun gives a rank; no other file of the engine reads the
-environment."""
+"""The one table of the variables that torchrun and the agent give a rank; no other file of the engine reads
+the environment."""
 
 from __future__ import annotations
 
@@ -21,6 +21,9 @@ VARIABLES: dict[str, str] = {
 ATTEMPT_VARIABLE = "TORCHELASTIC_RUN_ID"
 """Holds `<run id>.<attempt>`, as the node script gives it to torchrun."""
 
+STANDBY_VARIABLE = "LLMTRAIN_STANDBY"
+"""Set by the agent for ranks that are to wait until their attempt begins."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankEnv:
@@ -33,6 +36,8 @@ class RankEnv:
     node_rank: int
     run_id: str
     attempt: int
+    standby: bool = False
+    """Whether it is to wait until the attempt begins: until its standard input ends."""
 
 
 def read_rank_env(environment: Mapping[str, str] | None = None) -> RankEnv:
@@ -55,4 +60,5 @@ def read_rank_env(environment: Mapping[str, str] | None = None) -> RankEnv:
             "a rank needs torchrun's variables: " + "; ".join(f"{p.where} {p.message}" for p in wrong),
             hint="start ranks with `llmtrain launch`, or with torchrun --rdzv-id=<run id>.<attempt>",
         )
-    return RankEnv(run_id=run_id, attempt=int(attempt), **numbers)
+    standby = source.get(STANDBY_VARIABLE) == "1"
+    return RankEnv(run_id=run_id, attempt=int(attempt), standby=standby, **numbers)

@@ -69,6 +69,10 @@ class AttemptDir:
         `node_log` when they are let go."""
         return self.logs / f"standby-{node:03d}.log"
 
+    def standby_agent_log(self, node: int) -> Path:
+        """Standard error of the agent of ranks in standby for the next attempt."""
+        return self.logs / f"standby-agent-{node:03d}.log"
+
     def agent_events(self, node: int) -> Path:
         """Event file of a node's agent."""
         return self.events / f"agent-{node:03d}.jsonl"

@@ -26,8 +26,12 @@ PARALLEL = 64
 class Fleet:
     """Channels to the agents of one attempt."""
 
-    def __init__(self, run: RunDir, attempt: int, backend: Backend, nodes: Sequence[Node]) -> None:
+    def __init__(
+        self, run: RunDir, attempt: int, backend: Backend, nodes: Sequence[Node], *, standby: bool = False
+    ) -> None:
         self.run, self.attempt, self.backend, self.nodes = run, attempt, backend, tuple(nodes)
+        # Before an attempt begins, nothing of its folder exists.
+        self._log = run.attempt(attempt - 1).standby_agent_log if standby else run.attempt(attempt).agent_log
         self._channels: dict[int, Channel] = {}
         self._transports: dict[int, Transport] = {}
         self._inbox: queue.SimpleQueue[tuple[int, messages.Message | None]] = queue.SimpleQueue()
@@ -76,7 +80,7 @@ class Fleet:
         self._channels[index] = transport.open(
             [*command, *options],
             on_line=partial(self._on_line, index),
-            stderr=self.run.attempt(self.attempt).agent_log(index),
+            stderr=self._log(index),
             environment={},
         )
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from llmtrain.backends.base import Node
@@ -13,7 +13,7 @@ from llmtrain.plan.ladder import lowest_rung
 from llmtrain.run.job_file import JobFile
 from llmtrain.run.ladder_file import Allowance, FrozenRung
 from llmtrain.run.record import NodeLoss, RunRecord
-from llmtrain.supervise.attempt import AttemptPlan
+from llmtrain.supervise.attempt_plan import AttemptPlan
 from llmtrain.units import plural
 
 LONGEST_QUARANTINE = 32
@@ -21,12 +21,19 @@ LONGEST_QUARANTINE = 32
 
 
 def choose(
-    job: JobFile, rungs: Sequence[FrozenRung], nodes: Sequence[Node], away: Sequence[str], *, number: int
+    job: JobFile,
+    rungs: Sequence[FrozenRung],
+    nodes: Sequence[Node],
+    away: Sequence[str],
+    *,
+    number: int,
+    suspects: Mapping[str, str] | None = None,
 ) -> AttemptPlan:
     """The attempt on the nodes that are left: a spare for a lost one where there is one, else the rung of the
     ladder for so many nodes. Nodes that it does not use are spares.
 
-    Raises InfeasibleError when nothing fits on them.
+    `suspects`: nodes with a recent conviction, and which; they are named. Raises InfeasibleError when nothing
+    fits on the nodes that are left.
     """
     left = [node for node in nodes if node.name not in away]
     per_node = job.spec.cluster.gpus_per_node
@@ -47,7 +54,13 @@ def choose(
         rung=rung,
         idle=tuple(node.name for node in idle),
     )
-    return replace(plan, membership=_why(job, plan, [node.name for node in nodes], away))
+    why = [_why(job, plan, [node.name for node in nodes], away), *_about_suspects(plan, suspects or {})]
+    return replace(plan, membership="; ".join(part for part in why if part))
+
+
+def reliable_first(nodes: Sequence[Node], suspects: Mapping[str, str]) -> tuple[Node, ...]:
+    """Nodes in their order, those with a recent conviction behind all others."""
+    return tuple(sorted(nodes, key=lambda node: node.name in suspects))
 
 
 def ranks_on_nodes(layout: Layout, per_node: int) -> tuple[int, ...]:
@@ -163,6 +176,14 @@ def _why(job: JobFile, plan: AttemptPlan, names: Sequence[str], away: Sequence[s
     if gone and taken:
         return f"{', '.join(taken)} in place of {', '.join(gone)}, lost{idle}"
     return ""
+
+
+def _about_suspects(plan: AttemptPlan, suspects: Mapping[str, str]) -> Iterator[str]:
+    for name, why in suspects.items():
+        if name in plan.idle:
+            yield f"{name} is kept as a spare ({why})"
+        elif name in [node.name for node in plan.nodes]:
+            yield f"{name} is needed although it was convicted ({why})"
 
 
 def _shape(layout: Layout) -> str:

@@ -23,6 +23,8 @@ class NodeReport:
     port: int | None = None
     reached: messages.Reached | None = None
     """Whether the node gets through to the rendezvous port of node 0."""
+    declined: str = ""
+    """Why it would not start ranks in standby."""
     closed: float | None = None
     """When its channel ended."""
     script_ended: messages.ScriptEnded | None = None
@@ -87,6 +89,8 @@ class Reports:
                 report.port = port
             case messages.Reached():
                 report.reached = message
+            case messages.Declined(reason=reason):
+                report.declined = reason
             case messages.RankSpawned(rank=rank, pid=pid):
                 self.pids[rank], self.node_of[rank] = pid, node
             case messages.RankEnded():

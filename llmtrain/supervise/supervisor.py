@@ -18,7 +18,8 @@ from llmtrain.run.job_file import AttemptFile, JobFile, write_attempt_file
 from llmtrain.run.layout import RunDir
 from llmtrain.run.lease import Lease
 from llmtrain.run.record import AttemptRecord, RunRecord, read_record, write_record
-from llmtrain.supervise.attempt import AttemptPlan, AttemptResult, AttemptRunner
+from llmtrain.supervise.attempt import AttemptRunner
+from llmtrain.supervise.attempt_plan import AttemptPlan, AttemptResult
 from llmtrain.supervise.control import Control
 from llmtrain.supervise.corpus import StopWantedError, ensure_corpus
 from llmtrain.supervise.fleet import sweep_nodes
@@ -27,6 +28,7 @@ from llmtrain.supervise.look_back import close_abandoned
 from llmtrain.supervise.members import Members
 from llmtrain.supervise.membership import node_changes, with_losses
 from llmtrain.supervise.policy import Budget, Decision, History, decide, past_budget, short_of_nodes
+from llmtrain.supervise.standby import StandbyKeeper, StandbySettings
 
 
 class Supervisor:
@@ -39,12 +41,19 @@ class Supervisor:
         self._control, self._limits = control, limits
         self._record = read_record(run)
         self._members = Members(run, job, backend, limits)
+        self._standby = StandbyKeeper(run, backend, limits, standby_settings(job), self._environment())
         self._writer: EventWriter | None = None
         self._told: dict[str, str] = {}
         """What was said last of nodes that were lost at some time."""
 
     def run(self) -> ExitStatus:
         """Run attempts until the run has ended."""
+        try:
+            return self._run()
+        finally:
+            self._standby.end()
+
+    def _run(self) -> ExitStatus:
         self._take_over()
         first = number = 1 + max([*self._run_dir.attempt_numbers(), 0])
         reason = "first" if first == 1 else "resume"
@@ -166,7 +175,6 @@ class Supervisor:
             writer.emit(change)
 
     def _runner(self, plan: AttemptPlan, writer: EventWriter) -> AttemptRunner:
-        names = self._job.spec.cluster.environment.pass_through
         return AttemptRunner(
             self._run_dir,
             plan,
@@ -175,9 +183,14 @@ class Supervisor:
             control=self._control,
             writer=writer,
             renew=self._lease.renew,
-            environment={name: os.environ[name] for name in names if name in os.environ},
+            environment=self._environment(),
             when_orphaned=self._orphan_command(),
+            standby=self._standby,
         )
+
+    def _environment(self) -> dict[str, str]:
+        names = self._job.spec.cluster.environment.pass_through
+        return {name: os.environ[name] for name in names if name in os.environ}
 
     def _orphan_command(self) -> tuple[str, ...]:
         backend = self._backend
@@ -240,4 +253,15 @@ class Supervisor:
 
     def _save(self, record: RunRecord) -> None:
         write_record(self._run_dir, record, self._lease)
+        self._members.remember(self._record, record)
         self._record = record
+
+
+def standby_settings(job: JobFile) -> StandbySettings:
+    """Whether and when a run's recipe wants ranks in standby."""
+    recipe = job.spec.recipe
+    return StandbySettings(
+        is_wanted=recipe.faults.standby,
+        after=recipe.faults.standby_after,
+        steps=int(recipe.train.steps or 0),
+    )

@@ -74,6 +74,8 @@ class Rank:
     """One pretended rank; steps are files in RUN_DIR/steps, so that restarts can be checked."""
 
     def __init__(self, job_json: Path) -> None:
+        if os.environ.get("LLMTRAIN_STANDBY") == "1":
+            sys.stdin.read()
         self.run = RunDir(job_json.parent)
         self.rank, self.local_rank = int(os.environ["RANK"]), int(os.environ["LOCAL_RANK"])
         self.attempt = int(os.environ["TORCHELASTIC_RUN_ID"].rpartition(".")[2])

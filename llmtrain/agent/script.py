@@ -1,0 +1,36 @@
+"""Starting the node script, which becomes torchrun."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+
+from llmtrain.agent import messages
+from llmtrain.agent.deathsig import die_with_parent
+from llmtrain.agent.sweep import ATTEMPT_MARKER, RUN_MARKER, STANDBY_MARKER
+from llmtrain.run.layout import RunDir
+
+
+def start_script(run: RunDir, start: messages.Start, log: Path) -> subprocess.Popen[bytes]:
+    """Start the node script in a session of its own, its output appended to a log.
+
+    In standby its standard input is a pipe into which nobody writes: all its descendants see it end when
+    the agent closes it. Raises OSError.
+    """
+    log.parent.mkdir(parents=True, exist_ok=True)
+    arguments = (start.attempt, start.node, start.nodes, start.ranks, start.address, start.port)
+    markers = {RUN_MARKER: str(run.path), ATTEMPT_MARKER: str(start.attempt)}
+    if start.standby:
+        markers[STANDBY_MARKER] = "1"
+    with log.open("ab") as output:
+        # The only fork, and before any thread exists: code between fork and exec is safe here.
+        return subprocess.Popen(
+            ["bash", str(run.scripts / "node.sh"), *(str(value) for value in arguments)],
+            stdin=subprocess.PIPE if start.standby else subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            env={**os.environ, **start.environment, **markers},
+            start_new_session=True,
+            preexec_fn=die_with_parent(),  # noqa: PLW1509
+        )
