@@ -11,7 +11,6 @@ from llmtrain.config.layout import Layout
 from llmtrain.config.recipe import Recipe
 from llmtrain.engine.data import TrainingBatches, ValidationBatches, Windows
 from llmtrain.engine.device import Device, prepare_numerics
-from llmtrain.engine.model.parameters import parameters_of
 from llmtrain.engine.model.stage import ModelStage
 from llmtrain.engine.optimizer import ShardedAdamW
 from llmtrain.engine.parallel.bucket_layout import Storage, build_buckets
@@ -62,15 +61,17 @@ def build_parts(
     *,
     train: Windows,
     validation: Windows | None,
+    ranks_per_node: int = 0,
 ) -> Parts:
     """Build everything but the weights' values. Every rank of the world must call it, after the process
-    group is up.
+    group is up. `ranks_per_node` says which ranks share a node; 0: nobody asks.
 
     Raises ConfigError with all that the engine cannot run.
     """
     check_supported(recipe, layout)
     prepare_numerics(device, recipe.precision.mode)
-    groups = build_groups(layout.dims, rank)
+    two_levels = recipe.parallel.two_level_reduction
+    groups = build_groups(layout.dims, rank, ranks_per_node if two_levels else 0)
     share_host_memory(recipe, layout, groups, device)
     stages = build_stages(recipe.model, layout, groups)
     buckets = build_memory(stages, groups, layout, recipe, device)
@@ -121,9 +122,10 @@ def build_memory(
         zero=layout.zero,
         dtype=COMPUTE_TYPES[recipe.precision.mode],
         device=device.torch_device,
-        bucket_bytes=device.bucket_bytes,
+        bucket_bytes=round(recipe.parallel.bucket) if recipe.parallel.bucket else device.bucket_bytes,
+        communication=recipe.parallel.gradient_communication,
     )
-    buckets = build_buckets(parameters_of(stages), groups, storage)
+    buckets = build_buckets(stages, groups, storage)
     for stage in stages:
         stage.place_tables(device.torch_device)
         if layout.schedule == "zero-bubble" and layout.pp > 1:

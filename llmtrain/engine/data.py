@@ -34,6 +34,8 @@ class TrainingBatches:
         self._source, self._sequence, self._global = source, sequence, global_batch
         self._order = SampleOrder(source.windows(sequence), seed)
         self.micro_batches = layout.micro_batches(global_batch)[replica]
+        self.busiest = max(layout.micro_batches(global_batch))
+        """Micro-batches of the replica that has most."""
         self._first = layout.first_sample(replica, global_batch)
         self._count = self.micro_batches * layout.micro_batch
 

@@ -47,7 +47,13 @@ def run_rank(
     recipe = job.spec.recipe
     corpus = open_corpus(run.data_json, job)
     parts = build_parts(
-        recipe, attempt.layout, env.rank, device, train=corpus.train, validation=corpus.validation
+        recipe,
+        attempt.layout,
+        env.rank,
+        device,
+        train=corpus.train,
+        validation=corpus.validation,
+        ranks_per_node=env.local_world_size,
     )
     emit(PhaseStarted(phase="load"))
     checkpoints = CheckpointFolder(run.checkpoints, job.run_id, parts, writer=f"attempt {attempt.number}")

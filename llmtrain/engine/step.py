@@ -48,7 +48,7 @@ def train_step(parts: Parts, step: int, wishes: Wishes) -> StepResult:
     waited, clock = _waited(parts), parts.passes.clock
     clock.begin()
     tokens, targets = (parts.device.upload(part) for part in parts.batches.fetch(step))
-    parts.buckets.begin_step(parts.batches.micro_batches)
+    parts.buckets.begin_step(parts.batches.micro_batches, parts.batches.busiest)
     clock.lap("fetch")
     loss = parts.passes.train(tokens, targets, 1.0 / parts.micro_batches_in_all)
     clock.lap("passes")

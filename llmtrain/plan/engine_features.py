@@ -44,7 +44,7 @@ class EngineFeatures:
 OWN_ENGINE = EngineFeatures(
     schedules=("1f1b", "interleaved", "zero-bubble"),
     recompute=("none", "selective", "full"),
-    zero=(0, 1),
+    zero=(0, 1, 2, 3),
     sequence_parallel=True,
     uneven_layers=True,
 )

@@ -16,6 +16,7 @@ from llmtrain.plan.engine_features import OWN_ENGINE
 def check_supported(recipe: Recipe, layout: Layout) -> None:
     """Raise ConfigError with everything about a job that the engine cannot run."""
     problems = [*_model_problems(recipe.model), *_layout_problems(recipe.model, layout)]
+    problems += _replica_problems(recipe, layout)
     if recipe.precision.mode not in ("fp32", "tf32", "bf16"):
         problems.append(
             Problem("precision.mode", f"{recipe.precision.mode} is not trained yet", "use bf16, tf32 or fp32")
@@ -47,6 +48,24 @@ def _model_problems(model: ModelConfig) -> Iterator[Problem]:
             yield Problem(f"model.{name}", "is not resolved; job.json must hold a complete model")
     if model.rope is not None and (model.head_dim or 0) % 2:
         yield Problem("model.head_dim", f"rotary positions need an even head width, not {model.head_dim}")
+
+
+def _replica_problems(recipe: Recipe, layout: Layout) -> Iterator[Problem]:
+    communication = recipe.parallel.gradient_communication
+    if layout.zero == 0 and layout.dp > 1 and communication != "fp32":
+        yield Problem(
+            "parallel.gradient_communication",
+            f"{communication} needs sharded optimizer states: zero=0 brings every gradient back to every replica",
+            "set parallel.zero to 1",
+        )
+    total = recipe.batch.global_size // layout.micro_batch
+    if layout.zero == 3 and total % layout.dp:
+        yield Problem(
+            "parallel.zero",
+            f"zero=3 gathers weights in every micro-batch, so all replicas need as many: dp={layout.dp} does "
+            f"not divide {total}",
+            "set parallel.zero to 2, or choose a dp or batch.micro that fits",
+        )
 
 
 def _layout_problems(model: ModelConfig, layout: Layout) -> Iterator[Problem]:

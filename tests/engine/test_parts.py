@@ -269,7 +269,12 @@ def test_error_class_of_what_a_pipeline_wraps() -> None:
         (llama(), Layout(vpp=2, schedule="interleaved"), "vpp=2 needs a pipeline"),
         (llama(kind="moe", experts=4), Layout(), "mixture-of-experts models are planned but not trained"),
         (llama(), Layout(cp=2), "the engine does not run cp=2"),
-        (llama(), Layout(dp=2, zero=3), "the engine does not run zero=3"),
+        (
+            llama(),
+            Layout(dp=3, zero=3),
+            "zero=3 gathers weights in every micro-batch, so all replicas need as many: "
+            "dp=3 does not divide 8",
+        ),
         (llama(), Layout(dp=16), "8 micro-batches are fewer than dp=16 replicas"),
         (llama(), Layout(micro_batch=3), "micro_batch=3 does not divide batch.global=8"),
         (llama(norm=None), Layout(), "is not resolved; job.json must hold a complete model"),

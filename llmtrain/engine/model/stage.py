@@ -6,7 +6,9 @@ Shapes: s sequence, b micro-batch, h hidden, v vocabulary rows on this rank, n t
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -14,8 +16,9 @@ from torch import Tensor, nn
 from llmtrain.config.model import ModelConfig
 from llmtrain.engine.model.block import Block
 from llmtrain.engine.model.norms import Norm
-from llmtrain.engine.model.parameters import LogicalTensor, ModelParameter, ParameterSpec
+from llmtrain.engine.model.parameters import LogicalTensor, ModelParameter, ParameterSpec, parameters_of
 from llmtrain.engine.model.rope import rotary_table
+from llmtrain.engine.model.weights import Weights, WeightsInPlace
 from llmtrain.engine.parallel.collectives import (
     TensorParallel,
     column_linear,
@@ -73,6 +76,18 @@ class ModelStage(nn.Module):
                 self.head = vocabulary_matrix(model, EMBEDDING if tied else "head.weight", tp, shared=shared)
         self.first_row = vocabulary_rows(model.vocab, tp)[0]
         self.table: tuple[Tensor, Tensor] | None = None
+        self.weights: Weights = WeightsInPlace()
+
+    def sites(self) -> list[Sequence[ModelParameter]]:
+        """The parameters of each place in the forward pass that needs some, in order: the embedding, every
+        block, the last norm, the head. A tied embedding is in two of them."""
+        found: list[Sequence[ModelParameter]] = []
+        if self.embedding is not None:
+            found.append([self.embedding] if self.positions is None else [self.embedding, self.positions])
+        found += [parameters_of([block]) for block in self.blocks]
+        if self.final_norm is not None and self.head is not None:
+            found += [parameters_of([self.final_norm]), [self.head]]
+        return found
 
     def place_tables(self, device: torch.device) -> None:
         """Compute what is neither trained nor saved, on the device."""
@@ -84,13 +99,19 @@ class ModelStage(nn.Module):
     def forward(self, inputs: Tensor) -> Tensor:
         """Tokens [b, s] on the first stage, else [s, b, h] ([s/n, b, h] under sequence parallelism) -> the
         latter."""
-        hidden = self._embed(inputs) if self.embedding is not None and self.place.is_first else inputs
+        hidden, site = inputs, 0
+        if self.place.is_first:
+            hidden, site = self.weights.use(0, self._embed, inputs), 1
         for block in self.blocks:
-            hidden = block(hidden, self.table)
-        return hidden if self.final_norm is None else self.final_norm(hidden)
+            hidden, site = self.weights.use(site, partial(block, table=self.table), hidden), site + 1
+        return hidden if self.final_norm is None else self.weights.use(site, self.final_norm, hidden)
 
     def losses(self, hidden: Tensor, targets: Tensor) -> Tensor:
         """[s, b, h], targets [b, s] -> cross-entropy of each token, [s, b] in FP32. Last stage only."""
+        site = self.place.is_first + len(self.blocks) + 1
+        return self.weights.use(site, partial(self._losses, targets), hidden)
+
+    def _losses(self, targets: Tensor, hidden: Tensor) -> Tensor:
         if self.head is None:
             raise RuntimeError(f"stage {self.place.index} of {self.place.stages} has no head")
         logits = column_linear(hidden, self.head, None, self.tp)

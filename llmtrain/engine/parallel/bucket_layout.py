@@ -9,8 +9,12 @@ from dataclasses import dataclass
 import torch
 
 from llmtrain.engine.model.parameters import ModelParameter
+from llmtrain.engine.model.stage import ModelStage
 from llmtrain.engine.parallel.buckets import Bucket, Buckets, Run, Slot
+from llmtrain.engine.parallel.gathering import GatheredWeights
 from llmtrain.engine.parallel.groups import Group, Groups
+from llmtrain.engine.parallel.replicas import Replicas
+from llmtrain.plan.bucket_packing import PackedBucket, Packing, ParameterShape, shard_elements
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -18,73 +22,99 @@ class Storage:
     """How buckets are stored."""
 
     zero: int
-    """ZeRO stage: 1 shards the optimizer state over the replicas, 0 does not."""
+    """ZeRO stage (`buckets.py`)."""
     dtype: torch.dtype
     """Compute format of the parameters."""
     device: torch.device
     bucket_bytes: int
     """FP32 gradient bytes that a bucket aims at; a larger parameter gets a bucket of its own."""
+    communication: str = "fp32"
+    """Format that gradients are reduced in."""
 
 
-def build_buckets(parameters: Sequence[ModelParameter], groups: Groups, storage: Storage) -> Buckets:
-    """Lay the parameters, given in forward order, into buckets in the order of the backward pass.
-
-    Parameters whose gradients are also summed over another group (`Bucket.beyond`) get buckets of their own,
-    which come last: they become ready last (a norm of the first block, the embedding).
-    """
-    plain: list[list[ModelParameter]] = []
-    partial: list[ModelParameter] = []
-    shared: list[ModelParameter] = []
-    size = 0
-    for parameter in reversed(parameters):
-        spec = parameter.spec
-        if spec.shared_over_pp:
-            shared.append(parameter)
-        elif spec.partial_over_tp and groups.tp.size > 1:
-            partial.append(parameter)
-        else:
-            if not plain or size + 4 * spec.numel > storage.bucket_bytes:
-                plain.append([])
-                size = 0
-            plain[-1].append(parameter)
-            size += 4 * spec.numel
-    buckets = [_make_bucket(members, groups, None, storage) for members in plain]
-    if partial:
-        buckets.append(_make_bucket(partial, groups, groups.tp, storage))
-    if shared:
-        buckets.append(_make_bucket(shared, groups, groups.ends, storage))
+def build_buckets(stages: Sequence[ModelStage], groups: Groups, storage: Storage) -> Buckets:
+    """Lay the stages' parameters into buckets in the order of the backward pass, and tell the stages how to
+    come by their weights."""
+    parameters: dict[int, ModelParameter] = {}
+    shapes: list[ParameterShape] = []
+    for chunk, stage in enumerate(stages):
+        for site, members in enumerate(stage.sites()):
+            for parameter in members:
+                if id(parameter) not in parameters:
+                    parameters[id(parameter)] = parameter
+                    shapes.append(parameter_shape(parameter, groups, chunk, site))
+    ordered = list(parameters.values())
+    zero = storage.zero if groups.dp.size > 1 else 0
+    replicas = Replicas(groups.levels, storage.communication)
+    buckets = [
+        _make_bucket(packed, [ordered[index] for index in packed.members], groups, replicas, storage)
+        for packed in Packing(zero, storage.bucket_bytes).pack(shapes)
+    ]
+    if groups.dp.size > 1:
+        by_parameter = {id(slot.parameter): bucket for bucket in buckets for slot in bucket.slots}
+        for stage in stages:
+            sites = [_buckets_of(members, by_parameter) for members in stage.sites()]
+            stage.weights = GatheredWeights(sites, starts_with_embedding=stage.place.is_first)
     return Buckets(buckets)
 
 
+def parameter_shape(parameter: ModelParameter, groups: Groups, chunk: int, site: int) -> ParameterShape:
+    """What packing needs to know of a parameter."""
+    spec = parameter.spec
+    is_partial = spec.partial_over_tp and groups.tp.size > 1
+    kind = "shared" if spec.shared_over_pp else "partial" if is_partial else "plain"
+    return ParameterShape(spec.numel, kind, not spec.decay, chunk, site)  # type: ignore[arg-type]
+
+
+def _buckets_of(members: Sequence[ModelParameter], by_parameter: dict[int, Bucket]) -> list[Bucket]:
+    found = {id(bucket): bucket for bucket in (by_parameter[id(parameter)] for parameter in members)}
+    return list(found.values())
+
+
 def _make_bucket(
-    members: list[ModelParameter], groups: Groups, beyond: Group | None, storage: Storage
+    packed: PackedBucket,
+    members: list[ModelParameter],
+    groups: Groups,
+    replicas: Replicas,
+    storage: Storage,
 ) -> Bucket:
     slots = tuple(_slots(members))
-    is_sharded = storage.zero >= 1 and groups.dp.size > 1
-    parts = groups.dp.size if is_sharded else 1
-    shard = -(-slots[-1].stop // parts)
-    first = groups.dp.index * shard if is_sharded else 0
+    is_sharded = storage.zero >= 1 and replicas.size > 1
+    parts = replicas.size if is_sharded else 1
+    shard = shard_elements(slots[-1].stop, parts, replicas.communication)
+    if not is_sharded:  # the two levels of an all-reduce cut it, too
+        shard = -(-shard // replicas.size) * replicas.size
+    first = replicas.index * shard if is_sharded else 0
 
     def zeros(count: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
         return torch.zeros(count, dtype=dtype, device=storage.device)
 
-    flat, gradients = zeros(shard * parts, storage.dtype), zeros(shard * parts)
+    flat = zeros(shard * parts, storage.dtype)
+    gradients = None if packed.releases else zeros(shard * parts)
     for slot in slots:
         slot.parameter.data = flat[slot.start : slot.stop].view(slot.parameter.spec.shape)
+    own = zeros(shard, storage.dtype) if packed.gathers else flat[first : first + shard]
+    if packed.gathers:
+        flat.untyped_storage().resize_(0)
     is_single_copy = is_sharded or groups.dp.index == 0
-    # In FP32 the parameters are their own masters.
-    master = flat[first : first + shard] if storage.dtype == torch.float32 else zeros(shard)
+    beyond = {"plain": None, "partial": groups.tp, "shared": groups.ends}[packed.kind]
     return Bucket(
         slots=slots,
-        replicas=groups.dp,
+        replicas=replicas,
         sharded=is_sharded,
+        chunk=packed.chunk,
+        releases=packed.releases,
+        gathers=packed.gathers,
         beyond=beyond if beyond is not None and beyond.size > 1 else None,
         parameters=flat,
         gradients=gradients,
-        master=master,
+        own=own,
+        # In FP32 the parameters are their own masters.
+        master=own if storage.dtype == torch.float32 else zeros(shard),
         exp_avg=zeros(shard),
         exp_avg_sq=zeros(shard),
-        reduced=zeros(shard) if is_sharded else gradients,
+        reduced=zeros(shard) if is_sharded or gradients is None else gradients,
+        errors=replicas.new_errors(shard * parts, storage.device) if is_sharded else [],
         first=first,
         runs=tuple(_runs(slots, first, first + shard, groups, is_single_copy)),
     )

@@ -1,14 +1,19 @@
-"""Flat buckets: BF16 parameters, FP32 gradient sums, and this replica's FP32 shard of the optimizer state
-(ZeRO-1).
+"""Flat buckets: BF16 parameters, FP32 gradient sums, and this replica's FP32 shard of the optimizer state.
 
-A bucket is a few parameters laid end to end. Gradients of all micro-batches are summed in FP32 into its
-flat buffer; when the last one has arrived, the bucket's reduce-scatter over the replicas starts while the
-backward pass goes on. The shard is a contiguous 1/dp of the bucket, cut anywhere, also inside a parameter;
-with zero=0 it is the whole bucket on every replica.
+A bucket is a few parameters laid end to end. The shard is a contiguous 1/dp of it, cut anywhere, also inside a
+parameter. What else is cut is the ZeRO stage (Rajbhandari et al. 2020):
+
+- 0: nothing; every replica keeps all of it and gradients are all-reduced.
+- 1: the optimizer state. Gradients of all micro-batches are summed in FP32 into the flat buffer; when the last one
+  has arrived, the bucket's reduce-scatter over the replicas starts while the backward pass goes on.
+- 2: gradients too. The flat buffer lives from a bucket's first gradient of a micro-batch to its reduce-scatter;
+  the shards of all micro-batches are summed.
+- 3: parameters too (`gathering.py`).
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
@@ -16,7 +21,12 @@ import torch
 from torch import Tensor
 
 from llmtrain.engine.model.parameters import ModelParameter
-from llmtrain.engine.parallel.groups import Group, Pending
+from llmtrain.engine.parallel.groups import DONE, Group, Pending
+from llmtrain.engine.parallel.reduction_order import ReductionOrder
+from llmtrain.engine.parallel.replicas import Chain, Replicas
+
+MOST_UNDER_WAY = 2
+"""Reductions whose whole gradients may wait for the replicas at once, where they are released afterwards."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,22 +49,31 @@ class Run:
     """Whether this rank adds it to the global gradient norm; of equal copies only one is."""
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, kw_only=True)
 class Bucket:
     """Some parameters, flat."""
 
     slots: tuple[Slot, ...]
-    replicas: Group
+    replicas: Replicas
     """Ranks that the gradients are summed over."""
     sharded: bool
     """Whether each replica keeps a part of the optimizer state, or all of it."""
+    chunk: int
+    """Pipeline chunk of this rank that the parameters belong to."""
+    releases: bool
+    """Whether gradients are reduced in every micro-batch, and only the shard is kept."""
+    gathers: bool
+    """Whether parameters are there only while they are used."""
     beyond: Group | None
     """Group that the reduced shard is also summed over: tensor-parallel ranks that saw a part of the
     sequence or of the heads, or the two ends of the pipeline that share an embedding."""
     parameters: Tensor
-    """[padded] in the compute format; the model's parameters are views of it."""
-    gradients: Tensor
-    """[padded] FP32."""
+    """[padded] in the compute format; the model's parameters are views of it. Without storage between uses
+    where the bucket `gathers`."""
+    gradients: Tensor | None
+    """[padded] FP32; None between micro-batches where the bucket `releases`."""
+    own: Tensor
+    """[shard] in the compute format: this replica's part of `parameters`, or where they are gathered from."""
     master: Tensor
     """[shard] FP32."""
     exp_avg: Tensor
@@ -64,31 +83,83 @@ class Bucket:
     reduced: Tensor
     """[shard] FP32, the gradient summed over the replicas; a view of `gradients` where nothing is
     scattered."""
+    errors: list[Tensor]
+    """What compression rounded away, to be sent with the next gradient; one buffer a level."""
     first: int
     """First element of the shard in the bucket."""
     runs: tuple[Run, ...]
-    waiting: int = 0
-    """Gradients still to come in this step."""
-    pending: Pending | None = field(default=None)
+    arrived: int = 0
+    """Gradients that have come in this step."""
+    expected: int = 0
+    """Gradients of the whole step."""
+    reductions: int = 0
+    """Reductions that have come back in this step."""
+    publishing: Pending = DONE
+    """Gathering of new parameters that may still be under way."""
+    written: set[int] = field(default_factory=set)
+    """Slots whose place in `gradients` holds numbers of this step, or of this micro-batch."""
+
+    @property
+    def padded(self) -> int:
+        """Elements of the bucket, with padding."""
+        return self.parameters.numel()
 
     @property
     def shard_stop(self) -> int:
         """One past the last element of the shard in the bucket."""
         return self.first + self.master.numel()
 
-    def start_reduction(self) -> None:
-        """Begin to sum the gradients over the replicas."""
-        if self.sharded:
-            self.pending = self.replicas.start_reduce_scatter(self.reduced, self.gradients)
+    def add(self, number: int, gradient: Tensor) -> None:
+        """Add a slot's gradient to its FP32 sum."""
+        if self.gradients is None:
+            self.gradients = torch.empty(self.padded, dtype=torch.float32, device=self.master.device)
+            self.gradients[self.slots[-1].stop :].zero_()
+        slot = self.slots[number]
+        total = self.gradients[slot.start : slot.stop].view(gradient.shape)
+        if number in self.written:
+            total.add_(gradient)
         else:
-            self.pending = self.replicas.start_all_reduce(self.gradients)
+            self.written.add(number)
+            total.copy_(gradient)
+        self.arrived += 1
+
+    def start_reduction(self) -> Pending:
+        """Begin to sum the gradients that have come over the replicas."""
+        if not self.sharded:
+            return self.replicas.start_all_reduce(self._whole())
+        if not self.releases:
+            return self.replicas.start_reduce_scatter(self.reduced, self._whole(), self.errors)
+        full, self.gradients = self._whole(), None
+        for number, slot in enumerate(self.slots):
+            if number not in self.written:
+                full[slot.start : slot.stop].zero_()
+        self.written.clear()
+        part = torch.empty_like(self.reduced)
+        return self.replicas.start_reduce_scatter(part, full, self.errors, then=lambda: self._take(part))
+
+    def _whole(self) -> Tensor:
+        """The gradient sums; zeros where this replica has no micro-batch for the others' reduction."""
+        if self.gradients is not None:
+            return self.gradients
+        return torch.zeros(self.padded, dtype=torch.float32, device=self.master.device)
+
+    def _take(self, part: Tensor) -> None:
+        if self.reductions:
+            self.reduced.add_(part)
+        else:
+            self.reduced.copy_(part)
+        self.reductions += 1
+
+    def start_gathering(self) -> Pending:
+        """Begin to gather all shards into the parameters."""
+        return self.replicas.start_all_gather(self.parameters, self.own) if self.sharded else DONE
 
     def start_publishing(self) -> Pending:
-        """Round the master shard to the compute format and begin to gather all shards into the parameters."""
-        own = self.parameters[self.first : self.shard_stop]
-        if own.data_ptr() != self.master.data_ptr():
-            own.copy_(self.master)
-        return self.replicas.start_all_gather(self.parameters, own) if self.sharded else Pending()
+        """Round the master shard to the compute format, and begin to bring it to all replicas unless they
+        gather it when they need it."""
+        if self.own.data_ptr() != self.master.data_ptr():
+            self.own.copy_(self.master)
+        return DONE if self.gathers else self.start_gathering()
 
 
 class Buckets:
@@ -97,58 +168,67 @@ class Buckets:
     def __init__(self, buckets: Sequence[Bucket]) -> None:
         self.buckets = tuple(buckets)
         self._places = {
-            id(slot.parameter): (bucket, bucket.gradients[slot.start : slot.stop].view(slot.parameter.shape))
+            id(slot.parameter): (bucket, number)
             for bucket in self.buckets
-            for slot in bucket.slots
+            for number, slot in enumerate(bucket.slots)
         }
-        self._fresh: set[int] = set()
-        self._next = 0
+        self._order = ReductionOrder(self.buckets, 1, 1)
+        self._under_way: deque[Pending] = deque()
+        self._releasing = any(bucket.releases for bucket in self.buckets)
         for bucket in self.buckets:
             for slot in bucket.slots:
                 slot.parameter.register_post_accumulate_grad_hook(self.accumulate)
 
-    def begin_step(self, micro_batches: int) -> None:
-        """Expect one gradient of every parameter from each micro-batch."""
-        self._fresh = set(self._places)
-        self._next = 0
+    def begin_step(self, micro_batches: int, busiest: int = 0) -> None:
+        """Expect one gradient of every parameter from each micro-batch; `busiest` is the largest number of
+        micro-batches of any replica."""
+        self._order = ReductionOrder(self.buckets, micro_batches, max(busiest, micro_batches))
         for bucket in self.buckets:
-            bucket.waiting = len(bucket.slots) * micro_batches
+            bucket.arrived = bucket.reductions = 0
+            bucket.expected = len(bucket.slots) * micro_batches
+            bucket.written.clear()
 
     def accumulate(self, parameter: Tensor) -> None:
         """Add a parameter's new gradient to its FP32 sum and drop it; start every reduction that has become
         possible."""
-        key = id(parameter)
-        bucket, total = self._places[key]
         gradient = parameter.grad
         if gradient is None:  # A zero-bubble schedule put it off; it comes later.
             return
-        if key in self._fresh:
-            self._fresh.discard(key)
-            total.copy_(gradient)
-        else:
-            total.add_(gradient)
+        bucket, number = self._places[id(parameter)]
+        bucket.add(number, gradient)
         parameter.grad = None
-        bucket.waiting -= 1
-        if not bucket.waiting:
-            self._start_ready()
+        if bucket.arrived % len(bucket.slots) == 0:
+            self._start(self._order.possible(bucket))
 
-    def _start_ready(self) -> None:
-        # In one order everywhere: replicas must start the same collectives in the same order.
-        while self._next < len(self.buckets) and not self.buckets[self._next].waiting:
-            self.buckets[self._next].start_reduction()
-            self._next += 1
+    def _start(self, buckets: Iterator[Bucket]) -> None:
+        for bucket in buckets:
+            if self._releasing:
+                while len(self._under_way) >= MOST_UNDER_WAY:
+                    self._under_way.popleft().wait()
+            for pending in self._under_way:
+                if isinstance(pending, Chain):
+                    pending.advance()
+            self._under_way.append(bucket.start_reduction())
 
     def finish_reduction(self) -> None:
         """Wait until every shard's `reduced` holds the gradient of the whole step."""
-        if self._next < len(self.buckets):
-            late = [slot.parameter.spec.pieces[0].name for slot in self.buckets[self._next].slots]
-            raise RuntimeError(f"no gradient came for some of {', '.join(late)}")
         for bucket in self.buckets:
-            if bucket.pending is not None:
-                bucket.pending.wait()
-                bucket.pending = None
+            if bucket.arrived != bucket.expected:
+                late = [slot.parameter.spec.pieces[0].name for slot in bucket.slots]
+                raise RuntimeError(f"no gradient came for some of {', '.join(late)}")
+        self._start(self._order.rest())
+        while self._under_way:
+            self._under_way.popleft().wait()
+        for bucket in self.buckets:
             if bucket.beyond is not None:
                 bucket.beyond.all_reduce(bucket.reduced)
+
+    def forget_errors(self) -> None:
+        """Drop what compression rounded away so far. Done at every checkpoint, so that a run that goes on and
+        one that restarts from it, on any layout, compute the same."""
+        for bucket in self.buckets:
+            for errors in bucket.errors:
+                errors.zero_()
 
     def squared_norm(self) -> Tensor:
         """Sum of squares, FP64 scalar, of the reduced gradients that this rank counts."""

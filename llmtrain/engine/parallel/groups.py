@@ -22,6 +22,10 @@ _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_t
 _reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 
 
+LEVELS = ("dp-inside", "dp-across")
+"""Axes of the two levels of a reduction over nodes."""
+
+
 @dataclass(slots=True)
 class Traffic:
     """What a group did so far."""
@@ -84,6 +88,8 @@ class Group:
         # gloo adds BF16 numbers one by one; a gather and one vectorised addition moves as much and costs a
         # third.
         self._gathers_small = handle is not None and handle.name() == "gloo" and self.size <= 4
+        # gloo's reduce-scatter is an all-reduce that forgets: it moves twice what is needed.
+        self._exchanges_parts = handle is not None and handle.name() == "gloo"
 
     def all_reduce(self, tensor: torch.Tensor) -> torch.Tensor:
         """Sum a tensor over the group, in place."""
@@ -140,7 +146,30 @@ class Group:
         self._count("reduce_scatter", full)
         if self._local is not None and self._local.fits(full):
             return Pending(self.traffic, self._local.start_reduce_scatter(part, full))
+        if self._exchanges_parts:
+            return self._start_exchange_and_add(part, full)
         return Pending(self.traffic, _reduce_scatter(part, full, group=self.handle, async_op=True).wait)
+
+    def start_all_to_all(self, received: torch.Tensor, sent: torch.Tensor) -> Pending:
+        """Begin to send row i of `sent`, [size, ...], to member i; row i of `received` comes from member i."""
+        if self.size == 1:
+            received.copy_(sent)
+            return DONE
+        self._count("all_to_all", sent)
+        work = dist.all_to_all_single(received, sent, group=self.handle, async_op=True)
+        return Pending(self.traffic, work.wait)
+
+    def _start_exchange_and_add(self, part: torch.Tensor, full: torch.Tensor) -> Pending:
+        received = torch.empty_like(full).view(self.size, *part.shape)
+        work = dist.all_to_all_single(received.flatten(), full.flatten(), group=self.handle, async_op=True)
+
+        def add() -> None:
+            # In rank order, as ever.
+            torch.add(received[0], received[1], out=part)
+            for other in received[2:]:
+                part.add_(other)
+
+        return Pending(self.traffic, work.wait, add)
 
     def _start_gather_and_add(self, tensor: torch.Tensor) -> Pending:
         self._count("all_reduce", tensor)
@@ -191,17 +220,23 @@ class Groups:
     ends: Group
     """First and last pipeline stage of this rank's column: they share a tied embedding. One rank
     elsewhere."""
+    levels: tuple[Group, ...]
+    """The replicas for two-level reduction: those of this rank's node, and its counterparts on other nodes.
+    `dp` alone where that is no gain."""
 
     def all(self) -> tuple[Group, ...]:
         """Every group once."""
-        return (self.world, self.dp, self.tp, self.pp, self.ends)
+        levels = self.levels if len(self.levels) > 1 else ()
+        return (self.world, self.dp, self.tp, self.pp, self.ends, *levels)
 
 
-def build_groups(dims: ParallelDims, rank: int) -> Groups:
+def build_groups(dims: ParallelDims, rank: int, ranks_per_node: int = 0) -> Groups:
     """Make this rank's groups; every rank of the world must call it. The world may be a single rank without
-    torch's process group."""
+    torch's process group. With `ranks_per_node`, replicas that share nodes get a group for each level."""
     place = dims.coordinate(rank)
     alone = dims.world_size == 1
+    levels = node_levels(dims.group_of(rank, "dp"), rank, ranks_per_node)
+    some_have_levels = any(node_levels(ranks, ranks[0], ranks_per_node) for ranks in dims.groups("dp"))
 
     def group(axis: str, ranks: tuple[int, ...]) -> Group:
         if len(ranks) == 1 or alone:
@@ -214,6 +249,7 @@ def build_groups(dims: ParallelDims, rank: int) -> Groups:
     column = dims.group_of(rank, "pp")
     is_end = rank in (column[0], column[-1])
     ends = (column[0], column[-1]) if is_end and len(column) > 1 else (rank,)
+    replicas = group("dp", dims.group_of(rank, "dp"))
     groups = Groups(
         dims=dims,
         rank=rank,
@@ -221,11 +257,29 @@ def build_groups(dims: ParallelDims, rank: int) -> Groups:
         world=group("world", tuple(range(dims.world_size))),
         tp=group("tp", dims.group_of(rank, "tp")),
         pp=group("pp", column),
-        dp=group("dp", dims.group_of(rank, "dp")),
+        dp=replicas,
         ends=group("ends", ends),
+        levels=tuple(map(group, LEVELS, levels)) if levels else (replicas,),
     )
-    if not is_end:
-        # torch names a group after its ranks and the number of groups its rank has: keep that number equal
-        # everywhere.
+    # torch names a group after its ranks and the number of groups its rank has: keep that number equal
+    # everywhere.
+    for _ in range((not is_end) + (2 if some_have_levels and not levels else 0)):
         dist.new_group([rank], use_local_synchronization=True)
     return groups
+
+
+def node_levels(
+    replicas: tuple[int, ...], rank: int, ranks_per_node: int
+) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
+    """The replicas on a rank's node, and those at its place on all nodes; None where the replicas lie on one
+    node, or on each node alone, or not evenly."""
+    if not ranks_per_node:
+        return None
+    by_node: dict[int, list[int]] = {}
+    for other in replicas:
+        by_node.setdefault(other // ranks_per_node, []).append(other)
+    inside = by_node[rank // ranks_per_node]
+    if len(by_node) == 1 or len(inside) == 1 or len({len(ranks) for ranks in by_node.values()}) > 1:
+        return None
+    place = inside.index(rank)
+    return tuple(inside), tuple(ranks[place] for ranks in by_node.values())
