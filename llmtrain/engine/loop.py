@@ -8,14 +8,11 @@ from collections.abc import Callable
 
 from llmtrain.engine.build import Parts
 from llmtrain.engine.clock import TraceFile
+from llmtrain.engine.saver import Saver
 from llmtrain.engine.saving import CheckpointFolder
 from llmtrain.engine.state import Progress
 from llmtrain.engine.step import StepResult, Wishes, train_step, validate
-from llmtrain.errors import CheckpointError
 from llmtrain.events.schema import (
-    CheckpointCommitted,
-    CheckpointFailed,
-    CheckpointStarted,
     Evaluated,
     Notice,
     Payload,
@@ -47,20 +44,18 @@ class Loop:
     ) -> None:
         """`peak_flops` of one accelerator, for MFU; None: not told. `trace` takes the recipe's traced
         steps."""
-        self._parts, self._checkpoints, self._emit = parts, checkpoints, emit
+        self._parts, self._emit = parts, emit
         self._should_stop = should_stop
         self._peak, self._trace = peak_flops, trace
-        self._saved_step = -1
-        self._saved_at = time.monotonic()
+        self._saver = Saver(parts, checkpoints, emit)
         self.step = 0
         """Step under way, or the last one done."""
 
     def run(self, progress: Progress) -> str:
         """Train; return `completed` or `stopped`. The last state is saved. Raises NumericError,
         CheckpointError (when the last save fails), and what torch raises."""
-        self.step = self._saved_step = progress.step
-        if not progress.step:
-            self._saved_step = -1
+        self.step = progress.step
+        self._saver.begin(progress.step, is_on_disk=progress.step > 0)
         gc.collect()
         gc.freeze()
         gc.disable()
@@ -76,22 +71,14 @@ class Loop:
                 gc.collect()
             self._validate_if_due()
             if result.wishes.stop and self.step < self._parts.steps:
-                self._save(progress, last=True)
+                self._saver.last(progress)
                 return "stopped"
-            if result.wishes.save or self._is_save_step():
-                self._save(progress, last=False)
-        self._save(progress, last=True)
+            self._saver.after_step(progress, wished=result.wishes.save)
+        self._saver.last(progress)
         return "completed"
 
     def _wishes(self) -> Wishes:
-        every = self._parts.recipe.checkpoint.every
-        is_clock = self._parts.groups.rank == 0
-        due = is_clock and every > 0 and time.monotonic() - self._saved_at >= every
-        return Wishes(stop=self._should_stop(), save=due)
-
-    def _is_save_step(self) -> bool:
-        every = self._parts.recipe.checkpoint.every_steps
-        return bool(every) and self.step % int(every or 1) == 0
+        return Wishes(stop=self._should_stop(), save=self._saver.wishes_save(self.step))
 
     def _trace_if_due(self) -> None:
         if self._trace is None or self.step not in self._parts.recipe.train.trace_steps:
@@ -107,41 +94,13 @@ class Loop:
             return
         self._emit(PhaseStarted(phase="evaluate", step=self.step))
         started = time.perf_counter()
-        loss = validate(self._parts)
-        if loss is not None and self._parts.groups.rank == 0:
-            self._emit(Evaluated(step=self.step, loss=loss, seconds=time.perf_counter() - started))
+        found = validate(self._parts)
+        if found is not None and self._parts.groups.rank == 0:
+            names = [part.corpus for part in self._parts.recipe.data.blend]
+            each = {name: loss for name, loss in zip(names, found.corpora, strict=False) if loss is not None}
+            seconds = time.perf_counter() - started
+            self._emit(Evaluated(step=self.step, loss=found.loss, seconds=seconds, corpora=each))
         self._emit(PhaseStarted(phase="step", step=self.step + 1))
-
-    def _save(self, progress: Progress, *, last: bool) -> None:
-        """Save once a step. A failed save costs the run nothing but the checkpoint, unless it was the last
-        one."""
-        if self._saved_step == progress.step:
-            return
-        is_first = self._parts.groups.rank == 0
-        self._emit(PhaseStarted(phase="checkpoint", step=progress.step))
-        if is_first:
-            self._emit(CheckpointStarted(step=progress.step))
-        started = time.perf_counter()
-        self._saved_at = time.monotonic()
-        try:
-            committed = self._checkpoints.save(progress)
-        except CheckpointError as error:
-            if is_first:
-                self._emit(CheckpointFailed(step=progress.step, error=error.text()))
-            if last:
-                raise
-        else:
-            self._saved_step = progress.step
-            if is_first:
-                self._emit(
-                    CheckpointCommitted(
-                        step=progress.step,
-                        name=committed.name,
-                        bytes=self._checkpoints.bytes_of(committed),
-                        seconds=time.perf_counter() - started,
-                    )
-                )
-        self._emit(PhaseStarted(phase="finish" if last else "step", step=progress.step + (not last)))
 
     def _tell(self, result: StepResult) -> None:
         parts = self._parts
@@ -153,6 +112,7 @@ class Loop:
                     step=result.step,
                     seconds=result.seconds,
                     compute_seconds=result.compute_seconds,
+                    data_seconds=result.data_seconds,
                     memory_bytes=parts.device.peak_memory(),
                 )
             )
@@ -175,6 +135,8 @@ class Loop:
             mfu=mfu,
             first_sample=(result.step - 1) * recipe.batch.global_size,
             samples=recipe.batch.global_size,
+            data_digest=result.data_digest,
+            data_seconds=result.data_seconds,
         )
 
 

@@ -5,15 +5,18 @@ from __future__ import annotations
 from pathlib import Path
 
 from llmtrain.engine.build import Parts
+from llmtrain.engine.checkpoint.background import BackgroundSaves
 from llmtrain.engine.checkpoint.choose import choose_checkpoint
+from llmtrain.engine.checkpoint.exchange import beside
 from llmtrain.engine.checkpoint.load import load_pieces
-from llmtrain.engine.checkpoint.pieces import Ranks
+from llmtrain.engine.checkpoint.pieces import Piece, Ranks
 from llmtrain.engine.checkpoint.save import save_checkpoint
 from llmtrain.engine.failures import RestoreError
 from llmtrain.engine.state import Progress, checkpoint_info, progress_of, state_pieces
 from llmtrain.errors import CheckpointError
 from llmtrain.run.checkpoints import (
     Checkpoint,
+    CheckpointInfo,
     ever_committed,
     kept_for_ever,
     prune,
@@ -30,26 +33,54 @@ class CheckpointFolder:
         world = parts.groups.world
         device = parts.device.torch_device
         self._ranks = Ranks(world.index, world.size, lambda text: world.exchange(text, device))
+        self._pieces: list[Piece] | None = None
+
+    @property
+    def pieces(self) -> list[Piece]:
+        """What this rank holds of the state. Its tensors keep their places for the whole attempt."""
+        if self._pieces is None:
+            self._pieces = list(state_pieces(self._parts.buckets, self._parts.groups))
+        return self._pieces
+
+    def info(self, progress: Progress) -> CheckpointInfo:
+        """What a checkpoint of the state says besides its tensors."""
+        return checkpoint_info(self._parts.recipe, self._run_id, self._parts.layout, progress)
 
     def save(self, progress: Progress) -> Checkpoint:
-        """Save and commit the state, then delete what is older than the recipe keeps; raises
+        """Save and commit the state, then delete what is older than the recipe keeps, while all wait; raises
         CheckpointError on all ranks alike."""
-        parts = self._parts
-        committed = save_checkpoint(
+        saved = save_checkpoint(
             self._root,
-            checkpoint_info(parts.recipe, self._run_id, parts.layout, progress),
-            state_pieces(parts.buckets, parts.groups),
+            self.info(progress),
+            self.pieces,
             self._ranks,
             writer=self._writer,
+            own=progress.own,
         )
         if self._ranks.rank == 0:
-            kept = parts.recipe.checkpoint
-            prune(self._root, kept.keep, protect=kept_for_ever(kept.keep_every_steps))
-        return committed
+            self.prune()
+        return saved.checkpoint
 
-    def bytes_of(self, checkpoint: Checkpoint) -> int:
-        """Size of a committed checkpoint's shards."""
-        return read_manifest(checkpoint.path).nbytes
+    def in_background(self) -> BackgroundSaves:
+        """Saves beside the training; to be called by all ranks together."""
+        ranks = beside(self._ranks, "save")
+        return BackgroundSaves(
+            self._root,
+            self.pieces,
+            ranks,
+            writer=self._writer,
+            incremental=self._parts.recipe.checkpoint.incremental,
+        )
+
+    def first_says(self, word: bool) -> bool:
+        """What rank 0 says; to be asked by all ranks together."""
+        return self._ranks.exchange(str(word))[0] == str(True)
+
+    def prune(self) -> None:
+        """Delete what is older than the recipe keeps; for one rank, after a commit. Raises
+        CheckpointError."""
+        kept = self._parts.recipe.checkpoint
+        prune(self._root, kept.keep, protect=kept_for_ever(kept.keep_every_steps))
 
     def restore(self, restore: str) -> tuple[Progress, str | None, str]:
         """Give all ranks their state: from the newest whole checkpoint, or from the seed when the run never
@@ -71,8 +102,8 @@ class CheckpointFolder:
             parts.buckets.initialise(parts.recipe.train.seed)
             return Progress(), None, reason
         manifest = read_manifest(self._root / name)
-        progress = progress_of(manifest.info, parts.recipe, self._root / name)
-        load_pieces(self._root / name, state_pieces(parts.buckets, parts.groups), manifest)
+        progress = progress_of(manifest, parts.recipe, parts.layout, self._ranks.rank, self._root / name)
+        load_pieces(self._root / name, self.pieces, manifest)
         parts.optimizer.set_step(progress.step)
         parts.buckets.publish()
         return progress, name, reason
@@ -84,8 +115,7 @@ class CheckpointFolder:
         training or a new version's new keys must not orphan a run's checkpoints.
         """
         if restore == "fresh":
-            found = ever_committed(self._root) if self._ranks.rank == 0 else False
-            if self._ranks.exchange(str(found))[0] == str(True):
+            if self.first_says(self._ranks.rank == 0 and ever_committed(self._root)):
                 raise CheckpointError(
                     "the attempt is to start fresh, but the run has checkpoints", where=str(self._root)
                 )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ from llmtrain.engine.checkpoint.pieces import Piece
 from llmtrain.engine.parallel.buckets import Buckets
 from llmtrain.engine.parallel.groups import Groups
 from llmtrain.errors import CheckpointError
-from llmtrain.run.checkpoints import CheckpointInfo
+from llmtrain.run.checkpoints import CheckpointInfo, Manifest
 
 PARTS: tuple[str, ...] = ("master", "exp_avg", "exp_avg_sq")
 """What is kept of every weight: itself and AdamW's two moments, all FP32. Key: `<tensor>/<part>`."""
@@ -34,6 +34,12 @@ class Progress:
     """Global samples consumed."""
     rate: float = 0.0
     """Learning rate of the last step."""
+    extra: dict[str, Any] = field(default_factory=dict)
+    """Named state of the whole run besides tensors, as JSON, alike on all ranks: a loss scale, counters. Rank
+    0's is saved; every layout gets it back."""
+    own: dict[str, Any] = field(default_factory=dict)
+    """Named state of this rank alone, as JSON: a random generator's. Given back to the same rank of the same
+    layout; empty after a change of layout, for there is nobody whose it is."""
 
 
 def state_pieces(buckets: Buckets, groups: Groups) -> Iterator[Piece]:
@@ -70,6 +76,7 @@ def checkpoint_info(recipe: Recipe, run_id: str, layout: Layout, progress: Progr
         "seed": recipe.train.seed,
         "learning_rate": progress.rate,
         "model": to_json(recipe.model),
+        "state": progress.extra,
     }
     return CheckpointInfo(
         run_id=run_id,
@@ -81,13 +88,21 @@ def checkpoint_info(recipe: Recipe, run_id: str, layout: Layout, progress: Progr
     )
 
 
-def progress_of(info: CheckpointInfo, recipe: Recipe, checkpoint: Path) -> Progress:
-    """Where a checkpoint stands; raises CheckpointError when its seed, model or data cursor is not this
-    run's."""
+def progress_of(manifest: Manifest, recipe: Recipe, layout: Layout, rank: int, checkpoint: Path) -> Progress:
+    """Where a checkpoint stands, for a rank of a layout; raises CheckpointError when its seed, model or data
+    cursor is not this run's."""
+    info = manifest.info
     fault = _recipe_fault(info, recipe)
     if fault:
         raise CheckpointError(fault, where=str(checkpoint), hint=OTHER_RECIPE_HINT)
-    return Progress(info.step, info.consumed_samples, float(info.extra.get("learning_rate", 0.0)))
+    same_layout = dict(info.layout) == to_json(layout) and rank < len(manifest.shards)
+    return Progress(
+        info.step,
+        info.consumed_samples,
+        float(info.extra.get("learning_rate", 0.0)),
+        extra=dict(info.extra.get("state") or {}),
+        own=dict(manifest.shards[rank].state) if same_layout else {},
+    )
 
 
 def _recipe_fault(info: CheckpointInfo, recipe: Recipe) -> str:

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from llmtrain.config.layout import Layout
+from llmtrain.corpus.samples import DIGEST_MASK
 from llmtrain.engine.build import Parts
 from llmtrain.engine.failures import NumericError
 from llmtrain.engine.optimizer import clip_factor, learning_rate
@@ -20,6 +22,8 @@ class Wishes:
 
     stop: bool = False
     save: bool = False
+    snapshot: bool = False
+    """A snapshot in host memory."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,6 +40,11 @@ class StepResult:
     seconds: float
     compute_seconds: float
     """Without waiting for other ranks."""
+    data_seconds: float
+    """That this rank waited for its batch."""
+    data_digest: int
+    """Of the samples that all ranks together read (`corpus/samples.py`); -1 when ranks of one replica read
+    different ones."""
 
 
 def train_step(parts: Parts, step: int, wishes: Wishes) -> StepResult:
@@ -47,14 +56,18 @@ def train_step(parts: Parts, step: int, wishes: Wishes) -> StepResult:
     started = time.perf_counter()
     waited, clock = _waited(parts), parts.passes.clock
     clock.begin()
-    tokens, targets = (parts.device.upload(part) for part in parts.batches.fetch(step))
+    batch = parts.batches.fetch(step).map(parts.device.upload)
+    data_seconds = time.perf_counter() - started
     parts.buckets.begin_step(parts.batches.micro_batches, parts.batches.busiest)
     clock.lap("fetch")
-    loss = parts.passes.train(tokens, targets, 1.0 / parts.micro_batches_in_all)
+    scale = batch.loss_scale(parts.layout.micro_batch)
+    loss = parts.passes.train(batch.tokens, batch.targets, scale, batch.positions)
     clock.lap("passes")
     parts.buckets.finish_reduction()
     clock.lap("reduce")
-    agreed_loss, grad_norm, wishes = agree(parts, loss, parts.buckets.squared_norm(), wishes)
+    agreed_loss, grad_norm, wishes, data_digest = agree(
+        parts, loss, parts.buckets.squared_norm(), wishes, batch.digest
+    )
     clock.lap("agree")
     if not (math.isfinite(agreed_loss) and math.isfinite(grad_norm)):
         raise NumericError(
@@ -78,39 +91,65 @@ def train_step(parts: Parts, step: int, wishes: Wishes) -> StepResult:
         wishes=wishes,
         seconds=seconds,
         compute_seconds=max(0.0, seconds - pipeline_wait - (_waited(parts) - waited)),
+        data_seconds=data_seconds,
+        data_digest=data_digest,
     )
 
 
 def agree(
-    parts: Parts, loss: Tensor | None, squared_norm: Tensor, wishes: Wishes
-) -> tuple[float, float, Wishes]:
-    """The one collective over all ranks of a step: sum loss and squared norm, and hear everybody's wishes."""
-    numbers = torch.zeros(4, dtype=torch.float64, device=parts.device.torch_device)
+    parts: Parts, loss: Tensor | None, squared_norm: Tensor, wishes: Wishes, digest: int = 0
+) -> tuple[float, float, Wishes, int]:
+    """The one collective over all ranks of a step: sum loss, squared norm and digests of what was read, and
+    hear everybody's wishes."""
+    numbers = torch.zeros(6, dtype=torch.float64, device=parts.device.torch_device)
     if loss is not None and parts.groups.tp.index == 0:
         numbers[0] = loss
     numbers[1] = squared_norm
-    numbers[2], numbers[3] = float(wishes.stop), float(wishes.save)
-    total_loss, total_norm, stop, save = parts.groups.world.all_reduce(numbers).tolist()
+    numbers[2], numbers[3], numbers[4] = float(wishes.stop), float(wishes.save), float(wishes.snapshot)
+    numbers[5] = digest
+    total_loss, total_norm, stop, save, snapshot, digests = parts.groups.world.all_reduce(numbers).tolist()
     norm = math.sqrt(total_norm) if total_norm >= 0.0 else math.nan
-    return total_loss, norm, Wishes(stop > 0.0, save > 0.0)
+    found = Wishes(stop > 0.0, save > 0.0, snapshot > 0.0)
+    return total_loss, norm, found, joint_digest(int(digests), parts.layout)
 
 
-def validate(parts: Parts) -> float | None:
-    """Mean loss over the tokens of the validation sequences, the same number on all ranks; None without
-    validation."""
+def joint_digest(total: int, layout: Layout) -> int:
+    """Digest of a step from the sum of all ranks' digests: the ranks of one replica read the same samples."""
+    digest, rest = divmod(total, layout.world_size // layout.dp)
+    return digest & DIGEST_MASK if not rest else -1
+
+
+@dataclass(frozen=True, slots=True)
+class ValidationLoss:
+    """Mean losses over the predicted tokens of the validation sequences, alike on all ranks."""
+
+    loss: float
+    corpora: tuple[float | None, ...]
+    """Of each corpus of the blend; None where it has no sequence."""
+
+
+def validate(parts: Parts) -> ValidationLoss | None:
+    """Losses of the validation sequences; None without validation."""
     held_out = parts.validation
     if held_out is None:
         return None
     for stage in parts.stages:
         stage.eval()
-    tokens, targets = parts.device.upload(held_out.tokens), parts.device.upload(held_out.targets)
-    losses = parts.passes.evaluate(tokens, targets)
+    batch = held_out.batch.map(parts.device.upload)
+    losses = parts.passes.evaluate(batch.tokens, batch.targets, batch.positions)
     for stage in parts.stages:
         stage.train()
-    total = torch.zeros(1, dtype=torch.float64, device=parts.device.torch_device)
+    totals = torch.zeros(held_out.corpora, dtype=torch.float64, device=parts.device.torch_device)
     if losses is not None and parts.groups.tp.index == 0:
-        total += (losses * held_out.weights.to(losses.device)).sum()
-    return float(parts.groups.world.all_reduce(total)) / held_out.tokens_in_all
+        weighted = losses * held_out.weights.to(losses.device)
+        for corpus in range(held_out.corpora):  # One sum each: scattered additions have no fixed order.
+            totals[corpus] = weighted[(held_out.corpus_of == corpus).to(losses.device)].sum()
+    sums = parts.groups.world.all_reduce(totals).tolist()
+    shares = zip(sums, held_out.predicted, strict=True)
+    return ValidationLoss(
+        loss=sum(sums) / sum(held_out.predicted),
+        corpora=tuple(total / tokens if tokens else None for total, tokens in shares),
+    )
 
 
 def _waited(parts: Parts) -> float:

@@ -71,6 +71,11 @@ class StepFinished(Payload):
     first_sample: int = 0
     """Global index of the step's first sample; it consumed `samples` from there."""
     samples: int = 0
+    data_digest: int | None = None
+    """Of the samples as they were read by all ranks (`corpus/samples.py`); -1: ranks of one replica read
+    different ones. None: not told."""
+    data_seconds: float = 0.0
+    """That rank 0 waited for its batch."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,6 +87,8 @@ class RankStep(Payload):
     seconds: float
     compute_seconds: float
     """Time outside collectives."""
+    data_seconds: float = 0.0
+    """Time waiting for the batch."""
     memory_bytes: int
     """Peak device memory, or resident memory on a CPU."""
 
@@ -94,6 +101,8 @@ class Evaluated(Payload):
     step: int
     loss: float
     seconds: float
+    corpora: dict[str, float] = field(default_factory=dict)
+    """Loss on each corpus of a blend; empty for one corpus."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -66,7 +66,10 @@ def piece_of(rank: int, step: int) -> Piece:
 def save(root: Path, ranks: Ranks, step: int) -> str:
     info = CheckpointInfo(run_id="r", recipe_digest="d", step=step, consumed_samples=step)
     try:
-        return "saved " + save_checkpoint(root, info, [piece_of(ranks.rank, step)], ranks, writer="7").name
+        return (
+            "saved "
+            + save_checkpoint(root, info, [piece_of(ranks.rank, step)], ranks, writer="7").checkpoint.name
+        )
     except CheckpointError as error:
         return error.text()
 

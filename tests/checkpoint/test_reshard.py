@@ -67,7 +67,7 @@ def test_a_view_inside_a_larger_buffer_is_saved_and_filled(tmp_path):
         Piece("a", (5, 4), (0, 3), (5, 1), 0, bucket[85:90]),
     ]
     info = CheckpointInfo(run_id="r", recipe_digest="", step=1, consumed_samples=0)
-    saved = save_checkpoint(tmp_path, info, [piece, *rest], ALONE)
+    saved = save_checkpoint(tmp_path, info, [piece, *rest], ALONE).checkpoint
     target = torch.zeros(50)
     filled = Piece("a", (5, 4), (0, 0), (5, 4), 2, target[20:37])
     load_pieces(saved.path, [filled])
@@ -81,9 +81,10 @@ def test_a_view_inside_a_larger_buffer_is_saved_and_filled(tmp_path):
 
 def _saved(tmp_path, tensor=None):
     info = CheckpointInfo(run_id="r", recipe_digest="", step=1, consumed_samples=0)
-    return save_checkpoint(
+    saved = save_checkpoint(
         tmp_path, info, [whole("w", torch.zeros(4, 6) if tensor is None else tensor)], ALONE
     )
+    return saved.checkpoint
 
 
 @pytest.mark.parametrize(

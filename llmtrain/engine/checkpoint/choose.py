@@ -8,7 +8,7 @@ from pathlib import Path
 
 from llmtrain.engine.checkpoint.pieces import Ranks
 from llmtrain.errors import CheckpointError, LlmtrainError, Problem
-from llmtrain.run.checkpoints import newest_valid, read_manifest, verify_shards
+from llmtrain.run.checkpoints import newest_valid, read_chain, verify_shards
 
 
 def choose_checkpoint(root: Path, ranks: Ranks, *, run_id: str) -> tuple[str, str]:
@@ -45,8 +45,12 @@ def choose_checkpoint(root: Path, ranks: Ranks, *, run_id: str) -> tuple[str, st
 def _faults_of(checkpoint: Path, ranks: Ranks) -> list[Problem]:
     """Faults of a checkpoint's shards, as all ranks together see them."""
     try:
-        shards = read_manifest(checkpoint).shards[ranks.rank :: ranks.world_size]
-        mine = verify_shards(checkpoint, shards)
+        shards = [(link.path, shard) for link in read_chain(checkpoint) for shard in link.manifest.shards]
+        mine = [
+            fault
+            for path, shard in shards[ranks.rank :: ranks.world_size]
+            for fault in verify_shards(path, [shard])
+        ]
     except LlmtrainError as error:
         mine = list(error.problems)
     answers = ranks.exchange(json.dumps(_plain(mine)))

@@ -20,7 +20,8 @@ from torch import Tensor
 from llmtrain.engine.checkpoint.pieces import DTYPE_NAMES, Piece
 from llmtrain.errors import CheckpointError
 from llmtrain.run.checkpoints.boxes import Overlap, SubBox, overlap, row_major_strides, sub_boxes
-from llmtrain.run.checkpoints.manifest import ITEM_BYTES, Manifest, PieceEntry, TensorEntry
+from llmtrain.run.checkpoints.chain import ChainReader, read_chain
+from llmtrain.run.checkpoints.manifest import Manifest, PieceEntry, TensorEntry
 from llmtrain.run.checkpoints.parse import may_pass, open_regular, read_manifest
 
 STAGING = 16 << 20
@@ -88,7 +89,7 @@ def _copy(shards: _Shards, entry: TensorEntry, piece: Piece) -> Iterator[int]:
             for target in targets:
                 shared = overlap(source, target)
                 if shared is not None:
-                    shards.copy(entry, source_piece, shared, piece.data)
+                    shards.copy(piece.key, source_piece, shared, piece.data)
                     yield shared.numel
 
 
@@ -108,6 +109,7 @@ class _Shards:
     def __init__(self, folder: Path, manifest: Manifest) -> None:
         self.folder = folder
         self.shards = manifest.shards
+        self.chain = None if manifest.info.base is None else ChainReader(read_chain(folder, manifest))
         self.descriptors: dict[int, int] = {}
         self.maps: dict[int, mmap.mmap] = {}
 
@@ -118,19 +120,23 @@ class _Shards:
         for descriptor in self.descriptors.values():
             os.close(descriptor)
         self.maps.clear()  # unmapped when the last tensor on it goes
+        if self.chain is not None:
+            self.chain.__exit__()
 
-    def copy(self, entry: TensorEntry, source: PieceEntry, shared: Overlap, target: Tensor) -> None:
+    def copy(self, key: str, source: PieceEntry, shared: Overlap, target: Tensor) -> None:
         """Copy one overlap from a shard into a piece's data."""
-        item = ITEM_BYTES[entry.dtype]
-        if _is_contiguous(shared.shape, shared.source_strides) and _is_contiguous(
-            shared.shape, shared.target_strides
+        item = target.element_size()
+        if (
+            self.chain is None
+            and _is_contiguous(shared.shape, shared.source_strides)
+            and _is_contiguous(shared.shape, shared.target_strides)
         ):
             begin = source.begin + shared.source_offset * item
             self._read(
                 source.shard, begin, target[shared.target_offset : shared.target_offset + shared.numel]
             )
             return
-        flat = self._map(source, target.dtype)
+        flat = self._map(key, source, target.dtype)
         view = torch.as_strided(flat, shared.shape, shared.source_strides, shared.source_offset)
         base = target.storage_offset() + shared.target_offset
         torch.as_strided(target, shared.shape, shared.target_strides, base).copy_(view)
@@ -157,8 +163,11 @@ class _Shards:
                 raise CheckpointError("ends too early", where=str(self.folder / self.shards[shard].file))
             done += count
 
-    def _map(self, source: PieceEntry, dtype: torch.dtype) -> Tensor:
-        """The source piece's elements as a tensor over the memory map: nothing is read yet."""
+    def _map(self, key: str, source: PieceEntry, dtype: torch.dtype) -> Tensor:
+        """The source piece's elements: over the memory map, of which nothing is read yet, or put together
+        from a chain of incremental checkpoints."""
+        if self.chain is not None:
+            return torch.from_numpy(self.chain.read(key, source)).view(dtype)
         if source.shard not in self.maps:
             self.maps[source.shard] = mmap.mmap(self._open(source.shard), 0, access=mmap.ACCESS_READ)
         with warnings.catch_warnings():

@@ -84,6 +84,8 @@ class Ranks:
     world_size: int
     exchange: Callable[[str], Sequence[str]]
     """Gather one short text from every rank, in rank order, on every rank: also the barrier of the commit."""
+    begin: Callable[[int], None] = lambda _: None
+    """Says which save, counted alike on all ranks, the next texts belong to."""
 
 
 ALONE = Ranks(0, 1, lambda text: [text])

@@ -1,13 +1,7 @@
 """Checkpoints on disk, without torch: manifest, choice of the newest whole one, commit and deletion."""
 
-from llmtrain.run.checkpoints.commit import (
-    begin_save,
-    clean_leftovers,
-    commit_save,
-    kept_for_ever,
-    outdated,
-    prune,
-)
+from llmtrain.run.checkpoints.chain import Link, read_chain
+from llmtrain.run.checkpoints.commit import begin_save, clean_leftovers, commit_save
 from llmtrain.run.checkpoints.folder import (
     Checkpoint,
     ever_committed,
@@ -15,13 +9,23 @@ from llmtrain.run.checkpoints.folder import (
     read_pointer,
     resolve_step,
 )
-from llmtrain.run.checkpoints.manifest import CheckpointInfo, Manifest, PieceEntry, ShardEntry, TensorEntry
+from llmtrain.run.checkpoints.manifest import (
+    Base,
+    CheckpointInfo,
+    Manifest,
+    PieceEntry,
+    ShardEntry,
+    TensorEntry,
+)
 from llmtrain.run.checkpoints.parse import read_manifest
+from llmtrain.run.checkpoints.retention import kept_for_ever, outdated, prune
 from llmtrain.run.checkpoints.verify import Selection, newest_valid, verify, verify_shards
 
 __all__ = [
+    "Base",
     "Checkpoint",
     "CheckpointInfo",
+    "Link",
     "Manifest",
     "PieceEntry",
     "Selection",
@@ -36,6 +40,7 @@ __all__ = [
     "newest_valid",
     "outdated",
     "prune",
+    "read_chain",
     "read_manifest",
     "read_pointer",
     "resolve_step",

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from llmtrain.errors import CheckpointError
 from llmtrain.run.checkpoints.boxes import sub_boxes
+from llmtrain.run.checkpoints.chain import ChainReader, read_chain
 from llmtrain.run.checkpoints.manifest import Manifest
 from llmtrain.run.checkpoints.parse import open_regular
 
@@ -32,13 +33,19 @@ def read_tensor(folder: Path, manifest: Manifest, key: str) -> NDArray[Any]:
     if entry is None:
         raise CheckpointError(f"tensor {key!r} is not in it", where=str(folder))
     whole = np.empty(entry.shape, NUMPY[entry.dtype])
-    for piece in entry.pieces:
-        content = _map(folder / manifest.shards[piece.shard].file)
-        flat = np.frombuffer(content, whole.dtype, piece.numel, piece.begin)
-        for part in sub_boxes(*piece.geometry):
-            place = tuple(slice(low, low + size) for low, size in zip(part.start, part.shape, strict=True))
-            count = int(np.prod(part.shape))
-            whole[place] = flat[part.offset : part.offset + count].reshape(part.shape)
+    with ChainReader(read_chain(folder, manifest)) as chain:
+        for piece in entry.pieces:
+            if manifest.info.base is None:
+                content = _map(folder / manifest.shards[piece.shard].file)
+                flat = np.frombuffer(content, whole.dtype, piece.numel, piece.begin)
+            else:
+                flat = chain.read(key, piece).view(whole.dtype)
+            for part in sub_boxes(*piece.geometry):
+                place = tuple(
+                    slice(low, low + size) for low, size in zip(part.start, part.shape, strict=True)
+                )
+                count = int(np.prod(part.shape))
+                whole[place] = flat[part.offset : part.offset + count].reshape(part.shape)
     return whole
 
 

@@ -1,15 +1,13 @@
-"""The second phase of a save, and deletion: at any moment, killed or not, the last committed checkpoint stays
-loadable.
+"""The second phase of a save: at any moment, killed or not, the last committed checkpoint stays loadable.
 
 Order of a commit: shards and sidecars durable -> manifest durable -> rename -> folder durable -> pointer
-durable. Order of a deletion: only after a later commit; rename to a name that no reader looks into -> remove.
+durable.
 """
 
 from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 
 from llmtrain.errors import CheckpointError
@@ -19,7 +17,6 @@ from llmtrain.run.checkpoints.folder import (
     LEFTOVER,
     POINTER,
     Checkpoint,
-    list_checkpoints,
     next_name,
     parse_name,
 )
@@ -30,12 +27,12 @@ from llmtrain.run.checkpoints.manifest import (
     PieceEntry,
     ShardEntry,
     TensorEntry,
+    delta_name,
     encode_manifest,
     shard_name,
     sidecar_name,
 )
 from llmtrain.run.checkpoints.parse import read_sidecar
-from llmtrain.run.checkpoints.verify import verify
 
 
 def begin_save(root: Path, step: int, writer: str = "") -> Path:
@@ -86,7 +83,7 @@ def gather_manifest(folder: Path, info: CheckpointInfo, world_size: int) -> Mani
     pieces: dict[str, list[PieceEntry]] = {}
     for rank in range(world_size):
         shard, tensors = read_sidecar(folder / sidecar_name(rank), rank)
-        if shard.file != shard_name(rank):
+        if shard.file != (delta_name(rank) if info.base else shard_name(rank)):
             raise CheckpointError(f"names {shard.file}", where=str(folder / sidecar_name(rank)))
         shards.append(shard)
         for key, entry in tensors.items():
@@ -104,44 +101,6 @@ def gather_manifest(folder: Path, info: CheckpointInfo, world_size: int) -> Mani
         if fault:
             raise CheckpointError(f"tensor {key!r}: {fault}", where=str(folder))
     return Manifest(info=info, shards=tuple(shards), tensors=merged)
-
-
-def prune(
-    root: Path, keep: int, *, protect: Callable[[Checkpoint], bool] = lambda _: False
-) -> list[Checkpoint]:
-    """Delete checkpoints older than the `keep` newest whole ones (sizes, not checksums); return those
-    deleted.
-
-    Damaged checkpoints do not count, so deletion never leaves fewer than `keep` whole ones where there were
-    as many. Checkpoints for which `protect` is true stay. Raises CheckpointError when one cannot be deleted,
-    ValueError when keep < 1.
-    """
-    doomed = outdated(root, keep, protect=protect)
-    for checkpoint in reversed(doomed):
-        _delete(checkpoint.path)
-    return doomed
-
-
-def outdated(
-    root: Path, keep: int, *, protect: Callable[[Checkpoint], bool] = lambda _: False
-) -> list[Checkpoint]:
-    """What `prune` would delete, newest first; raises as `prune` does."""
-    if keep < 1:
-        raise ValueError(f"at least one checkpoint must be kept, not {keep}")
-    doomed: list[Checkpoint] = []
-    whole = 0
-    for checkpoint in list_checkpoints(root):
-        if whole >= keep and not protect(checkpoint):
-            doomed.append(checkpoint)
-        elif whole < keep and not verify(checkpoint.path, checksums=False):
-            whole += 1
-    return doomed
-
-
-def kept_for_ever(every_steps: int | None) -> Callable[[Checkpoint], bool]:
-    """What `prune` is given as `protect`: checkpoints whose step is a multiple of `every_steps`; None:
-    none."""
-    return lambda checkpoint: bool(every_steps) and checkpoint.step % int(every_steps or 1) == 0
 
 
 def clean_leftovers(root: Path) -> list[str]:
@@ -168,17 +127,3 @@ def clean_leftovers(root: Path) -> list[str]:
 def point_to(root: Path, name: str) -> None:
     """Let `latest` name a checkpoint, atomically and durably; raises OSError."""
     write_atomic(root / POINTER, f"{name}\n")
-
-
-def _delete(path: Path) -> None:
-    hidden = path.with_name(f"{path.name}.deleted{LEFTOVER}")
-    try:
-        if hidden.exists():
-            shutil.rmtree(hidden)
-        path.rename(hidden)
-        sync_folder(path.parent)
-        shutil.rmtree(hidden)
-    except FileNotFoundError:
-        return  # somebody else deleted it at the same time
-    except OSError as error:
-        raise CheckpointError(f"cannot be deleted: {error.strerror}", where=str(path)) from error

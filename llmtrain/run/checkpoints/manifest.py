@@ -3,7 +3,8 @@ shard.
 
 A checkpoint is a folder `step-XXXXXXXX` of safetensors shards, one per rank, and a manifest that maps every
 tensor, by its global name and shape, to the pieces stored in the shards. Byte ranges are absolute positions
-in the shard file.
+in the shard file. An incremental one names the checkpoint before it (`base`), and its shards hold blocks of
+changed bytes (`delta.py`) for the very same pieces.
 """
 
 from __future__ import annotations
@@ -17,8 +18,10 @@ from math import prod
 from typing import Any
 
 SCHEMA = 1
+INCREMENTAL_SCHEMA = 2
+"""Of incremental checkpoints, which versions that know only full ones must refuse."""
 MANIFEST = "manifest.json"
-SHARD_NAME = re.compile(r"shard-(\d{5,9})\.safetensors")
+SHARD_NAME = re.compile(r"shard-(\d{5,9})\.(?:safetensors|delta)")
 
 ITEM_BYTES: dict[str, int] = {
     "F64": 8, "I64": 8, "U64": 8, "F32": 4, "I32": 4, "U32": 4, "F16": 2, "BF16": 2, "I16": 2, "U16": 2,
@@ -30,6 +33,11 @@ ITEM_BYTES: dict[str, int] = {
 def shard_name(rank: int) -> str:
     """File name of a rank's shard."""
     return f"shard-{rank:05d}.safetensors"
+
+
+def delta_name(rank: int) -> str:
+    """File name of a rank's shard in an incremental checkpoint."""
+    return f"shard-{rank:05d}.delta"
 
 
 def sidecar_name(rank: int) -> str:
@@ -52,6 +60,13 @@ class PieceEntry:
     box_shape: tuple[int, ...]
     flat_start: int
     numel: int
+    blocks: tuple[int, ...] = ()
+    """Stored bytes of every block of an incremental checkpoint's piece (`delta.py`); none in a full one."""
+
+    @property
+    def identity(self) -> tuple[int, tuple[int, ...], int]:
+        """What tells the pieces of one tensor apart, in a checkpoint and in those that it builds upon."""
+        return (self.shard, self.box_start, self.flat_start)
 
     @property
     def geometry(self) -> tuple[tuple[int, ...], tuple[int, ...], int, int]:
@@ -81,6 +96,17 @@ class ShardEntry:
     file: str
     bytes: int
     sha256: str
+    state: Mapping[str, Any] = field(default_factory=dict)
+    """Anything of the rank that wrote it and of nobody else, as JSON."""
+
+
+@dataclass(frozen=True, slots=True)
+class Base:
+    """The checkpoint that an incremental one builds upon, in the same folder of checkpoints."""
+
+    name: str
+    digest: str
+    """Of its manifest."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,6 +124,8 @@ class CheckpointInfo:
     """Layout that wrote it, for people; loading does not need it."""
     extra: Mapping[str, Any] = field(default_factory=dict)
     """Anything else of the engine, as JSON: schedule, scaler, seeds."""
+    base: Base | None = None
+    """What an incremental checkpoint builds upon; None: it is full."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,6 +135,8 @@ class Manifest:
     info: CheckpointInfo
     shards: tuple[ShardEntry, ...]
     tensors: Mapping[str, TensorEntry]
+    digest: str = ""
+    """Of everything else in `manifest.json`; "" before it is encoded."""
 
     @property
     def nbytes(self) -> int:
@@ -116,20 +146,38 @@ class Manifest:
 
 def encode_manifest(manifest: Manifest) -> bytes:
     """Return the text of `manifest.json`; its `digest` covers everything else in it."""
+    document = _document(manifest)
+    document["digest"] = document_digest(document)
+    return (json.dumps(document, separators=(",", ":"), allow_nan=False) + "\n").encode()
+
+
+def manifest_digest(manifest: Manifest) -> str:
+    """The `digest` that `encode_manifest` writes."""
+    return manifest.digest or document_digest(_document(manifest))
+
+
+def _document(manifest: Manifest) -> dict[str, Any]:
     info = manifest.info
     document: dict[str, Any] = {
-        "schema": SCHEMA,
+        "schema": INCREMENTAL_SCHEMA if info.base else SCHEMA,
         "run_id": info.run_id,
         "recipe_digest": info.recipe_digest,
         "step": info.step,
         "consumed_samples": info.consumed_samples,
         "layout": dict(info.layout),
         "extra": dict(info.extra),
-        "shards": [{"file": s.file, "bytes": s.bytes, "sha256": s.sha256} for s in manifest.shards],
+        "shards": [encode_shard(shard) for shard in manifest.shards],
         "tensors": {key: encode_tensor(entry) for key, entry in sorted(manifest.tensors.items())},
     }
-    document["digest"] = document_digest(document)
-    return (json.dumps(document, separators=(",", ":"), allow_nan=False) + "\n").encode()
+    if info.base:
+        document["base"] = {"name": info.base.name, "digest": info.base.digest}
+    return document
+
+
+def encode_shard(shard: ShardEntry) -> dict[str, Any]:
+    """Return a shard as it stands in manifests, and in the sidecar beside it."""
+    entry: dict[str, Any] = {"file": shard.file, "bytes": shard.bytes, "sha256": shard.sha256}
+    return {**entry, "state": dict(shard.state)} if shard.state else entry
 
 
 def encode_tensor(entry: TensorEntry) -> dict[str, Any]:
@@ -140,6 +188,7 @@ def encode_tensor(entry: TensorEntry) -> dict[str, Any]:
             "bytes": [p.begin, p.end],
             "box": [p.box_start, p.box_shape],
             "flat": [p.flat_start, p.numel],
+            **({"blocks": p.blocks} if p.blocks else {}),
         }
         for p in entry.pieces
     ]

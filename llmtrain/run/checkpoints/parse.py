@@ -16,11 +16,15 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from llmtrain.errors import CheckpointError
+from llmtrain.run.checkpoints.delta import block_count, block_lengths
+from llmtrain.run.checkpoints.folder import parse_name
 from llmtrain.run.checkpoints.manifest import (
+    INCREMENTAL_SCHEMA,
     ITEM_BYTES,
     MANIFEST,
     SCHEMA,
     SHARD_NAME,
+    Base,
     CheckpointInfo,
     Manifest,
     PieceEntry,
@@ -50,8 +54,9 @@ def read_manifest(folder: Path) -> Manifest:
     path = folder / MANIFEST
     document = read_document(path)
     reader = _Reader(path)
-    if document.get("schema") != SCHEMA:
-        reader.fail("schema", f"is {_short(document.get('schema'))}, this version reads {SCHEMA}")
+    expected = INCREMENTAL_SCHEMA if "base" in document else SCHEMA
+    if document.get("schema") != expected:
+        reader.fail("schema", f"is {_short(document.get('schema'))}, this version reads {expected}")
     if document.get("digest") != document_digest(document):
         reader.fail("digest", "does not match the manifest's content: it was changed or damaged")
     shards = tuple(
@@ -65,7 +70,13 @@ def read_manifest(folder: Path) -> Manifest:
         key: reader.tensor(entry, f"tensors[{_short(key)}]", sizes)
         for key, entry in reader.mapping(document.get("tensors"), "tensors").items()
     }
-    return Manifest(info=reader.info(document), shards=shards, tensors=tensors)
+    info = reader.info(document)
+    is_delta = [bool(piece.blocks) for entry in tensors.values() for piece in entry.pieces if piece.numel]
+    if info.base is None and any(is_delta):
+        reader.fail("base", "is missing, but there are blocks of changed bytes")
+    if info.base is not None and not all(is_delta):
+        reader.fail("tensors", "hold whole pieces, but there is a base")
+    return Manifest(info=info, shards=shards, tensors=tensors, digest=str(document["digest"]))
 
 
 def read_sidecar(path: Path, rank: int) -> tuple[ShardEntry, dict[str, TensorEntry]]:
@@ -169,14 +180,20 @@ class _Reader:
             consumed_samples=self.number(document.get("consumed_samples"), "consumed_samples"),
             layout=self.mapping(document.get("layout"), "layout"),
             extra=self.mapping(document.get("extra"), "extra"),
+            base=self.base(document["base"]) if "base" in document else None,
         )
+
+    def base(self, value: object) -> Base:
+        entry = self.mapping(value, "base")
+        name = self.text(entry.get("name"), "base.name", parse_name)
+        return Base(name, self.text(entry.get("digest"), "base.digest", _is_sha256))
 
     def shard(self, value: object, field: str) -> ShardEntry:
         entry = self.mapping(value, field)
         name = self.text(entry.get("file"), f"{field}.file", SHARD_NAME.fullmatch)
         size = self.number(entry.get("bytes"), f"{field}.bytes")
         digest = self.text(entry.get("sha256"), f"{field}.sha256", _is_sha256)
-        return ShardEntry(name, size, digest)
+        return ShardEntry(name, size, digest, self.mapping(entry.get("state", {}), f"{field}.state"))
 
     def tensor(self, value: object, field: str, sizes: Mapping[int, int]) -> TensorEntry:
         entry = self.mapping(value, field)
@@ -209,7 +226,9 @@ class _Reader:
         flat, numel = (
             self.number(part, f"{field}.flat") for part in self.pair(entry.get("flat"), f"{field}.flat")
         )
-        if end - begin != numel * ITEM_BYTES[dtype] or end > sizes[shard]:
+        blocks = self.blocks(entry.get("blocks", []), f"{field}.blocks", numel * ITEM_BYTES[dtype])
+        stored = sum(blocks) if blocks else numel * ITEM_BYTES[dtype]
+        if end - begin != stored or end > sizes[shard]:
             self.fail(f"{field}.bytes", f"{begin}..{end} do not hold {numel} elements inside the shard")
         if not len(start) == len(box) == len(shape):
             self.fail(f"{field}.box", "has another number of axes than the tensor")
@@ -217,7 +236,17 @@ class _Reader:
             self.fail(f"{field}.box", f"{start} + {box} is outside the tensor's shape {shape}")
         if flat + numel > prod(box):
             self.fail(f"{field}.flat", f"{flat} + {numel} is outside a box of {prod(box)} elements")
-        return PieceEntry(shard, begin, end, start, box, flat, numel)
+        return PieceEntry(shard, begin, end, start, box, flat, numel, blocks)
+
+    def blocks(self, value: object, field: str, nbytes: int) -> tuple[int, ...]:
+        sizes = tuple(self.number(size, field) for size in self.sequence(value, field))
+        if not sizes:
+            return ()
+        if len(sizes) != block_count(nbytes):
+            self.fail(field, f"are {len(sizes)}, not {block_count(nbytes)}")
+        if any(size > length for size, length in zip(sizes, block_lengths(nbytes), strict=True)):
+            self.fail(field, "holds a block that is larger than what it stands for")
+        return sizes
 
 
 def _is_sha256(text: str) -> bool:

@@ -1,4 +1,5 @@
-"""Writing one shard: safetensors, checksummed while it is written, durable, with its sidecar.
+"""Writing one shard: safetensors, or blocks of changed bytes; checksummed while it is written, durable, with
+its sidecar.
 
 Format: https://huggingface.co/docs/safetensors (8-byte little-endian header length, JSON header, data without
 gaps).
@@ -10,14 +11,23 @@ import hashlib
 import json
 import os
 import struct
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from llmtrain.run.atomic import write_atomic
-from llmtrain.run.checkpoints.manifest import ITEM_BYTES, shard_name, sidecar_name
+from llmtrain.run.checkpoints.delta import Bytes, encode
+from llmtrain.run.checkpoints.manifest import (
+    ITEM_BYTES,
+    ShardEntry,
+    delta_name,
+    encode_shard,
+    shard_name,
+    sidecar_name,
+)
 
 BLOCK = 8 << 20
 """Bytes handed to one write and one checksum update."""
@@ -45,9 +55,16 @@ class PieceHead:
         return self.numel * ITEM_BYTES[self.dtype]
 
 
-def write_shard(folder: Path, rank: int, heads: Sequence[PieceHead], contents: Iterable[memoryview]) -> int:
-    """Write a rank's pieces, whose bytes `contents` gives in the same order; durable on return. Returns the
-    size.
+def write_shard(
+    folder: Path,
+    rank: int,
+    heads: Sequence[PieceHead],
+    contents: Iterable[memoryview],
+    *,
+    state: Mapping[str, Any] = MappingProxyType({}),
+) -> int:
+    """Write a rank's pieces, whose bytes `contents` gives in the same order, and its own state; durable on
+    return. Returns the size.
 
     Raises OSError (disk full, read-only), ValueError (one key with two dtypes or shapes, content of a wrong
     length).
@@ -55,9 +72,51 @@ def write_shard(folder: Path, rank: int, heads: Sequence[PieceHead], contents: I
     header, tensors = _describe(rank, heads)
     path = folder / shard_name(rank)
     size, digest = _write(path, header, heads, contents)
-    sidecar = {"file": path.name, "bytes": size, "sha256": digest, "tensors": tensors}
-    write_atomic(folder / sidecar_name(rank), json.dumps(sidecar, separators=(",", ":")))
+    _write_sidecar(rank, path, ShardEntry(path.name, size, digest, state), tensors)
     return size
+
+
+def write_delta_shard(
+    folder: Path,
+    rank: int,
+    heads: Sequence[PieceHead],
+    contents: Iterable[tuple[Bytes, Bytes]],
+    *,
+    state: Mapping[str, Any] = MappingProxyType({}),
+) -> int:
+    """Write the changed bytes of a rank's pieces, of which `contents` gives (new, old) in the same order, and
+    its own state; durable on return. Returns the size. Raises as `write_shard` does."""
+    path = folder / delta_name(rank)
+    tensors: dict[str, Any] = {}
+    digest = hashlib.sha256()
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+    position = 0
+    try:
+        for head, (new, old) in zip(heads, contents, strict=True):
+            begin, sizes = position, []
+            for block in encode(new, old, ITEM_BYTES[head.dtype]):
+                write_all(descriptor, block)
+                digest.update(block)
+                sizes.append(block.nbytes)
+            position += sum(sizes)
+            _add_piece(tensors, rank, head, begin, sizes)
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+    entry = ShardEntry(path.name, position, digest.hexdigest(), state)
+    _write_sidecar(rank, path, entry, tensors)
+    return position
+
+
+def discard_shard(folder: Path, rank: int) -> None:
+    """Remove what a rank has written into a save that is not committed; raises OSError."""
+    for name in (sidecar_name(rank), delta_name(rank), shard_name(rank)):
+        (folder / name).unlink(missing_ok=True)
+
+
+def _write_sidecar(rank: int, path: Path, shard: ShardEntry, tensors: dict[str, Any]) -> None:
+    sidecar = {**encode_shard(shard), "tensors": tensors}
+    write_atomic(path.with_name(sidecar_name(rank)), json.dumps(sidecar, separators=(",", ":")))
 
 
 def safetensors_header(entries: dict[str, Any]) -> bytes:
@@ -94,19 +153,22 @@ def _describe(rank: int, heads: Sequence[PieceHead]) -> tuple[bytes, dict[str, A
     return header, tensors
 
 
-def _add_piece(tensors: dict[str, Any], rank: int, head: PieceHead, begin: int) -> None:
+def _add_piece(
+    tensors: dict[str, Any], rank: int, head: PieceHead, begin: int, blocks: Sequence[int] | None = None
+) -> None:
     kind = {"dtype": head.dtype, "shape": list(head.global_shape)}
     entry = tensors.setdefault(head.key, {**kind, "pieces": []})
     if {"dtype": entry["dtype"], "shape": entry["shape"]} != kind:
         raise ValueError(f"pieces of {head.key!r} differ in dtype or global shape")
-    entry["pieces"].append(
-        {
-            "shard": rank,
-            "bytes": [begin, begin + head.nbytes],
-            "box": [list(head.box_start), list(head.box_shape)],
-            "flat": [head.flat_start, head.numel],
-        }
-    )
+    piece: dict[str, Any] = {
+        "shard": rank,
+        "bytes": [begin, begin + (head.nbytes if blocks is None else sum(blocks))],
+        "box": [list(head.box_start), list(head.box_shape)],
+        "flat": [head.flat_start, head.numel],
+    }
+    if blocks is not None:
+        piece["blocks"] = list(blocks)
+    entry["pieces"].append(piece)
 
 
 def _write(

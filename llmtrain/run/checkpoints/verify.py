@@ -12,6 +12,7 @@ from types import MappingProxyType
 
 from llmtrain.errors import CheckpointError, Problem
 from llmtrain.run.checkpoints.boxes import cover_fault
+from llmtrain.run.checkpoints.chain import read_chain
 from llmtrain.run.checkpoints.folder import Checkpoint, ever_committed, list_checkpoints, read_pointer
 from llmtrain.run.checkpoints.manifest import Manifest, ShardEntry
 from llmtrain.run.checkpoints.parse import may_pass, open_regular, read_manifest
@@ -37,7 +38,7 @@ class Selection:
 
 def verify(path: Path, *, run_id: str = "", recipe_digest: str = "", checksums: bool = True) -> list[Problem]:
     """Return all faults of a checkpoint: manifest, run, coverage of every tensor, size and SHA-256 of every
-    shard.
+    shard; and of those that an incremental one builds upon.
 
     `run_id` and `recipe_digest` are compared when given. `checksums=False` looks at sizes only, without
     reading the shards.
@@ -101,7 +102,8 @@ def _inspect(path: Path, run_id: str, recipe_digest: str, checksums: bool) -> tu
         raise CheckpointError("missing" if not path.exists() else "is not a folder", where=str(path))
     manifest = read_manifest(path)
     problems = [*_identity_faults(path, manifest, run_id, recipe_digest), *coverage_problems(path, manifest)]
-    problems.extend(verify_shards(path, manifest.shards, checksums=checksums))
+    for link in read_chain(path, manifest):
+        problems.extend(verify_shards(link.path, link.manifest.shards, checksums=checksums))
     return manifest, problems
 
 

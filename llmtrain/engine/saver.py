@@ -1,0 +1,131 @@
+"""When the state is saved, and what is told about it; the saves themselves run beside the training."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from llmtrain.engine.build import Parts
+from llmtrain.engine.checkpoint.background import BackgroundSaves, Outcome
+from llmtrain.engine.saving import CheckpointFolder
+from llmtrain.engine.state import Progress
+from llmtrain.errors import CheckpointError
+from llmtrain.events.schema import (
+    CheckpointCommitted,
+    CheckpointFailed,
+    CheckpointSkipped,
+    CheckpointStarted,
+    Notice,
+    Payload,
+    PhaseStarted,
+)
+
+FIRST_RETRY, LONGEST_RETRY = 1.0, 300.0
+"""Seconds until a save that failed is tried again, at the end of a step: the first time and later at once
+when a step takes longer, then doubling."""
+
+TOLD_SECONDS = 1.0
+"""A wait for the save before that is worth telling."""
+
+
+class Saver:
+    """Saves of one attempt. Rank 0 watches the clock and wishes; all ranks act on wishes alike."""
+
+    def __init__(self, parts: Parts, checkpoints: CheckpointFolder, emit: Callable[[Payload], None]) -> None:
+        self._config, self._is_first = parts.recipe.checkpoint, parts.groups.rank == 0
+        self._checkpoints, self._emit = checkpoints, emit
+        self._saves: BackgroundSaves = checkpoints.in_background()
+        self._saved_step = -1
+        self._saved_at = time.monotonic()
+        self._failures = 0
+        self._retry_at = float("inf")
+
+    def begin(self, step: int, *, is_on_disk: bool) -> None:
+        """Training begins after a step, whose state is on disk already or not."""
+        self._saved_step = step if is_on_disk else -1
+
+    def wishes_save(self, step: int) -> bool:
+        """Whether rank 0 wants a save after the step that begins: the timer has run out, or one has failed.
+
+        While the save before is still running, one by the timer is left out, and told."""
+        if not self._is_first:
+            return False
+        now = time.monotonic()
+        is_due = self._config.every > 0 and now - self._saved_at >= self._config.every
+        if self._saves.is_busy:
+            if is_due:
+                self._saved_at = now
+                reason = "the one before is still being written"
+                self._emit(CheckpointSkipped(step=step, reason=reason))
+            return False
+        return is_due or now >= self._retry_at
+
+    def after_step(self, progress: Progress, *, wished: bool) -> None:
+        """Begin a save where one is due, after the save before. A failed one costs the run nothing but the
+        checkpoint."""
+        every = self._config.every_steps
+        by_step = every is not None and progress.step % every == 0
+        if (wished or by_step) and self._saved_step != progress.step:
+            self._tell_phase("checkpoint", progress.step)
+            self._start(progress, incremental=not by_step)
+            self._tell_phase("step", progress.step + 1)
+
+    def last(self, progress: Progress) -> None:
+        """Save the last state, and wait until that is done; raises CheckpointError when it cannot be."""
+        self._tell_phase("checkpoint", progress.step)
+        self._saves.wait()
+        if not self._checkpoints.first_says(self._saved_step == progress.step):
+            self._start(progress, incremental=False, is_waited_for=True)
+            outcome = self._saves.wait()
+            if isinstance(outcome, CheckpointError):
+                raise outcome
+        self._tell_phase("finish", progress.step)
+
+    def settle(self) -> None:
+        """Wait for the save under way: before the state is taken back to a checkpoint."""
+        self._saves.wait()
+
+    def _start(self, progress: Progress, *, incremental: bool, is_waited_for: bool = False) -> None:
+        step = progress.step
+        if self._is_first:
+            self._emit(CheckpointStarted(step=step))
+        self._saved_at = time.monotonic()
+
+        def told(outcome: Outcome, seconds: float, stall: float) -> None:
+            self._ended(outcome, step, seconds, None if is_waited_for else stall)
+
+        waited = self._saves.start(
+            self._checkpoints.info(progress), told, own=dict(progress.own), incremental=incremental
+        )
+        if waited > TOLD_SECONDS and self._is_first:
+            text = f"before step {step + 1}, training waited {waited:.1f} s for the checkpoint before"
+            self._emit(Notice(message=f"{text} to be written", level="warning"))
+
+    def _ended(self, outcome: Outcome, step: int, seconds: float, stall: float | None) -> None:
+        """A save has ended; called in its thread."""
+        if isinstance(outcome, CheckpointError):
+            delay = min(LONGEST_RETRY, FIRST_RETRY * 2.0**self._failures)
+            self._failures, self._retry_at = self._failures + 1, time.monotonic() + delay
+            if self._is_first:
+                self._emit(CheckpointFailed(step=step, error=outcome.text()))
+            return
+        self._saved_step, self._failures, self._retry_at = step, 0, float("inf")
+        if not self._is_first:
+            return
+        self._emit(
+            CheckpointCommitted(
+                step=step,
+                name=outcome.checkpoint.name,
+                bytes=outcome.bytes,
+                seconds=seconds,
+                stall_seconds=stall,
+                is_full=outcome.is_full,
+            )
+        )
+        try:
+            self._checkpoints.prune()
+        except CheckpointError as error:
+            self._emit(Notice(message=f"old checkpoints stay: {error.text()}", level="warning"))
+
+    def _tell_phase(self, phase: str, step: int) -> None:
+        self._emit(PhaseStarted(phase=phase, step=step))

@@ -1,0 +1,87 @@
+"""Which checkpoints go, and deleting them: only after a later commit, and never one that another builds upon.
+
+A deletion renames to a name that no reader looks into, then removes.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+from llmtrain.errors import CheckpointError
+from llmtrain.run.atomic import sync_folder
+from llmtrain.run.checkpoints.folder import LEFTOVER, Checkpoint, list_checkpoints
+from llmtrain.run.checkpoints.parse import read_manifest
+from llmtrain.run.checkpoints.verify import verify
+
+Protect = Callable[[Checkpoint], bool]
+
+
+def prune(root: Path, keep: int, *, protect: Protect = lambda _: False) -> list[Checkpoint]:
+    """Delete what `outdated` returns, and return it, newest first.
+
+    Raises CheckpointError when one cannot be deleted, ValueError when keep < 1.
+    """
+    doomed = outdated(root, keep, protect=protect)
+    for checkpoint in doomed:  # newest first: what builds upon another goes before it
+        _delete(checkpoint.path)
+    return doomed
+
+
+def outdated(root: Path, keep: int, *, protect: Protect = lambda _: False) -> list[Checkpoint]:
+    """Checkpoints that may go, newest first: all but the `keep` newest whole full ones (sizes, not
+    checksums), those for which `protect` is true, incremental ones that no whole full one follows, and what
+    these build upon.
+
+    Damaged checkpoints do not count, so that never fewer than `keep` whole ones are left where there were as
+    many. Raises as `prune` does.
+    """
+    if keep < 1:
+        raise ValueError(f"at least one checkpoint must be kept, not {keep}")
+    doomed: list[Checkpoint] = []
+    needed: set[str] = set()
+    whole = 0
+    for checkpoint in list_checkpoints(root):
+        is_needed = checkpoint.name in needed or protect(checkpoint)
+        if whole >= keep and not is_needed:
+            doomed.append(checkpoint)
+            continue
+        base = _base_of(checkpoint)
+        if base is None:
+            whole += whole < keep and not verify(checkpoint.path, checksums=False)
+        elif whole and not is_needed:
+            doomed.append(checkpoint)
+        else:
+            needed.add(base)
+    return doomed
+
+
+def kept_for_ever(every_steps: int | None) -> Protect:
+    """What `prune` is given as `protect`: checkpoints whose step is a multiple of `every_steps`; None:
+    none."""
+    return lambda checkpoint: bool(every_steps) and checkpoint.step % int(every_steps or 1) == 0
+
+
+def _base_of(checkpoint: Checkpoint) -> str | None:
+    """Name of what an incremental checkpoint builds upon; None for a full one, and for one that nobody can
+    read."""
+    try:
+        base = read_manifest(checkpoint.path).info.base
+    except CheckpointError:
+        return None
+    return base.name if base else None
+
+
+def _delete(path: Path) -> None:
+    hidden = path.with_name(f"{path.name}.deleted{LEFTOVER}")
+    try:
+        if hidden.exists():
+            shutil.rmtree(hidden)
+        path.rename(hidden)
+        sync_folder(path.parent)
+        shutil.rmtree(hidden)
+    except FileNotFoundError:
+        return  # somebody else deleted it at the same time
+    except OSError as error:
+        raise CheckpointError(f"cannot be deleted: {error.strerror}", where=str(path)) from error
