@@ -11,6 +11,7 @@ from llmtrain.config.layout import Layout
 from llmtrain.config.recipe import Recipe
 from llmtrain.engine.data import TrainingBatches, ValidationBatches, Windows
 from llmtrain.engine.device import Device, prepare_numerics
+from llmtrain.engine.model.parameters import parameters_of
 from llmtrain.engine.model.stage import ModelStage
 from llmtrain.engine.optimizer import ShardedAdamW
 from llmtrain.engine.parallel.bucket_layout import Storage, build_buckets
@@ -61,22 +62,19 @@ def build_parts(
     *,
     train: Windows,
     validation: Windows | None,
-    ranks_per_node: int = 0,
 ) -> Parts:
     """Build everything but the weights' values. Every rank of the world must call it, after the process
-    group is up. `ranks_per_node` says which ranks share a node; 0: nobody asks.
+    group is up.
 
     Raises ConfigError with all that the engine cannot run.
     """
     check_supported(recipe, layout)
     prepare_numerics(device, recipe.precision.mode)
-    two_levels = recipe.parallel.two_level_reduction
-    groups = build_groups(layout.dims, rank, ranks_per_node if two_levels else 0)
+    groups = build_groups(layout.dims, rank)
     share_host_memory(recipe, layout, groups, device)
     stages = build_stages(recipe.model, layout, groups)
     buckets = build_memory(stages, groups, layout, recipe, device)
     batches = build_batches(recipe, layout, groups, train)
-    mode, count = recipe.precision.mode, batches.micro_batches
     return Parts(
         recipe=recipe,
         layout=layout,
@@ -85,7 +83,7 @@ def build_parts(
         stages=stages,
         buckets=buckets,
         optimizer=ShardedAdamW(recipe.optimizer, buckets, fused=device.fused_adamw),
-        passes=build_passes(stages, groups, layout, micro_batches=count, mode=mode, device=device),
+        passes=build_passes(stages, groups, layout, mode=recipe.precision.mode, device=device),
         batches=batches,
         validation=build_validation(recipe, layout, groups, validation),
     )
@@ -122,10 +120,9 @@ def build_memory(
         zero=layout.zero,
         dtype=COMPUTE_TYPES[recipe.precision.mode],
         device=device.torch_device,
-        bucket_bytes=round(recipe.parallel.bucket) if recipe.parallel.bucket else device.bucket_bytes,
-        communication=recipe.parallel.gradient_communication,
+        bucket_bytes=device.bucket_bytes,
     )
-    buckets = build_buckets(stages, groups, storage)
+    buckets = build_buckets(parameters_of(stages), groups, storage)
     for stage in stages:
         stage.place_tables(device.torch_device)
         if layout.schedule == "zero-bubble" and layout.pp > 1:
@@ -138,15 +135,13 @@ def build_passes(
     groups: Groups,
     layout: Layout,
     *,
-    micro_batches: int,
     mode: str,
     device: Device,
 ) -> Passes:
     """The forward and backward passes: one loop, or a pipeline schedule."""
     if layout.pp == 1:
         return SinglePass(stages[0], layout.micro_batch, device)
-    dtype = COMPUTE_TYPES[mode]
-    return PipelinePass(stages, groups, layout, micro_batches, dtype=dtype, device=device)
+    return PipelinePass(stages, groups, layout, dtype=COMPUTE_TYPES[mode], device=device)
 
 
 def build_validation(

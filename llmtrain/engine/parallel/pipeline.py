@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from copy import copy
+from dataclasses import replace
 from functools import partial
 from typing import Any, Protocol
 
@@ -31,6 +32,7 @@ from llmtrain.engine.device import Device
 from llmtrain.engine.model.stage import ModelStage, StagePlace
 from llmtrain.engine.parallel.collectives import TensorParallel
 from llmtrain.engine.parallel.groups import Groups
+from llmtrain.engine.parallel.zero_bubble import ZeroBubble
 from llmtrain.plan.schedules import split_layers
 
 
@@ -38,6 +40,10 @@ class Passes(Protocol):
     """How one rank takes part in a step."""
 
     clock: Clock
+
+    def use_micro_batch(self, size: int) -> None:
+        """From the next step on, micro-batches have another size."""
+        ...
 
     def train(self, tokens: Tensor, targets: Tensor, scale: float) -> Tensor | None:
         """Tokens and targets [m b, s] forward and backward; return the sum over micro-batches of `scale` x
@@ -56,6 +62,10 @@ class SinglePass:
     def __init__(self, stage: ModelStage, micro_batch: int, device: Device) -> None:
         self.clock = Clock(device)
         self._stage, self._micro_batch = stage, micro_batch
+
+    def use_micro_batch(self, size: int) -> None:
+        """See `Passes.use_micro_batch`."""
+        self._micro_batch = size
 
     def train(self, tokens: Tensor, targets: Tensor, scale: float) -> Tensor | None:
         """See `Passes.train`."""
@@ -135,42 +145,48 @@ def _unfilled(infos: Any) -> Any:
 
 
 class PipelinePass:
-    """This rank's stages of a pipeline."""
+    """This rank's stages of a pipeline. A schedule is made when a number of micro-batches is first met."""
 
     def __init__(
         self,
         stages: Sequence[ModelStage],
         groups: Groups,
         layout: Layout,
-        micro_batches: int,
         *,
         dtype: torch.dtype,
         device: Device,
     ) -> None:
         self.clock = Clock(device)
         self._losses = 0
-        self._stages, self._groups, self._micro_batch = stages, groups, layout.micro_batch
+        self._stages, self._groups, self._layout = stages, groups, layout
+        self._dtype, self._device = dtype, device.torch_device
         self._scale = 1.0
-        model = stages[0].model
-        sequence = model.sequence // (stages[0].tp.size if stages[0].tp.sequence_parallel else 1)
-        self._activation = torch.empty(
-            sequence, layout.micro_batch, model.hidden, dtype=dtype, device=device.torch_device
-        )
         self._last = next((stage for stage in stages if stage.place.is_last), None)
-        pipeline_stages = [self._pipeline_stage(stage, device) for stage in stages]
-        self._schedule = _make_schedule(pipeline_stages, layout, micro_batches, self._loss)
+        self._schedules: dict[int, Any] = {}
 
-    def _pipeline_stage(self, stage: ModelStage, device: Device) -> PipelineStage:
-        tokens = torch.empty(
-            self._micro_batch, stage.model.sequence, dtype=torch.int64, device=device.torch_device
-        )
-        activation = self._activation.detach().requires_grad_()
+    def use_micro_batch(self, size: int) -> None:
+        """See `Passes.use_micro_batch`."""
+        self._layout = replace(self._layout, micro_batch=size)
+        self._schedules.clear()
+
+    def _schedule(self, micro_batches: int) -> Any:
+        found = self._schedules.get(micro_batches)
+        if found is None:
+            stages = [self._pipeline_stage(stage) for stage in self._stages]
+            found = _make_schedule(stages, self._layout, micro_batches, self._loss)
+            self._schedules[micro_batches] = found
+        return found
+
+    def _pipeline_stage(self, stage: ModelStage) -> PipelineStage:
+        shape = (self._layout.micro_batch, stage.model.sequence)
+        tokens = torch.empty(shape, dtype=torch.int64, device=self._device)
+        activation = self.new_activation().requires_grad_()
         put_off = stage.tp.put_off
         made = _Stage(
             stage,
             stage.place.index,
             stage.place.stages,
-            device.torch_device,
+            self._device,
             input_args=tokens if stage.place.is_first else activation,
             output_args=activation,
             group=self._groups.pp.handle,
@@ -180,8 +196,11 @@ class PipelinePass:
         return made
 
     def new_activation(self) -> Tensor:
-        """Room for what one stage hands to another."""
-        return torch.empty_like(self._activation)
+        """Room for what one stage hands to another, [s, b, h], or [s/n, b, h] under sequence parallelism."""
+        model, tp = self._stages[0].model, self._stages[0].tp
+        rows = model.sequence // (tp.size if tp.sequence_parallel else 1)
+        shape = (rows, self._layout.micro_batch, model.hidden)
+        return torch.empty(shape, dtype=self._dtype, device=self._device)
 
     def _loss(self, hidden: Tensor, targets: Tensor) -> Tensor:
         if self._last is None:
@@ -197,10 +216,11 @@ class PipelinePass:
         self._scale, self._losses = scale, 0
         losses: list[Tensor] = []
         inputs = (tokens,) if self._stages[0].place.is_first else ()
+        schedule = self._schedule(len(tokens) // self._layout.micro_batch)
         if self._last is None:
-            self._schedule.step(*inputs, return_outputs=False)
+            schedule.step(*inputs, return_outputs=False)
             return None
-        self._schedule.step(*inputs, target=targets, losses=losses, return_outputs=False)
+        schedule.step(*inputs, target=targets, losses=losses, return_outputs=False)
         return torch.stack([loss.detach() for loss in losses]).sum()
 
     @torch.no_grad()
@@ -211,9 +231,8 @@ class PipelinePass:
         sending: list[tuple[Any, Tensor]] = []
         received = self.new_activation()
         for stage in self._stages:
-            for inputs, goals in zip(
-                tokens.split(self._micro_batch), targets.split(self._micro_batch), strict=True
-            ):
+            size = self._layout.micro_batch
+            for inputs, goals in zip(tokens.split(size), targets.split(size), strict=True):
                 if not stage.place.is_first:
                     dist.recv(received, self._neighbour(stage.place, -1), group=self._groups.pp.handle)
                 hidden = stage(inputs if stage.place.is_first else received)
@@ -241,6 +260,8 @@ def _make_schedule(
 ) -> Any:
     """The layout's schedule; scaling and summing gradients is the buckets' business, hence
     scale_grads=False."""
+    if layout.schedule == "zero-bubble" and layout.vpp == 1:
+        return ZeroBubble(stages[0], micro_batches, loss)
     if layout.schedule == "zero-bubble":
         return ScheduleInterleavedZeroBubble(stages, micro_batches, loss, scale_grads=False)
     if layout.vpp > 1:
