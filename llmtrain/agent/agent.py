@@ -92,7 +92,8 @@ class Agent:
     def _obey(self, message: messages.Message) -> None:
         match message:
             case messages.Ping():
-                self.link.send(messages.Alive(ranks=self._ranks_alive(), stage=self.stage))
+                quiet = None if self.watch is None else self.watch.pulse.quiet(time.monotonic())
+                self.link.send(messages.Alive(ranks=self._ranks_alive(), stage=self.stage, quiet=quiet))
             case messages.PickPort():
                 self.link.send(messages.Port(port=self._door.open()))
             case messages.Reach(address=address, port=port):
@@ -104,9 +105,10 @@ class Agent:
             case messages.Stop(grace=grace):
                 self._was_stopped = True
                 self._leave(grace)
-            case messages.DumpStacks():
-                if self.watch is not None:
-                    self.watch.ranks.dump_stacks()
+            case messages.Look() if self.watch is not None:
+                self.watch.tell_what_is_seen()
+            case messages.DumpStacks() if self.watch is not None:
+                self.watch.ranks.dump_stacks()
 
     def _begin(self, start: messages.Start) -> None:
         self._door.close()

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, ClassVar
@@ -91,6 +92,13 @@ class Stop(Message):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Look(Message):
+    """What is each of your ranks doing, and what does the kernel say? Answered with `Seen`."""
+
+    type: ClassVar[str] = "look"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class DumpStacks(Message):
     """Send the ranks SIGUSR1, on which faulthandler writes their stacks."""
 
@@ -142,6 +150,23 @@ class Alive(Message):
     """Global ranks whose processes run."""
     stage: str
     """idle | standby | running | leaving | gone"""
+    quiet: float | None = None
+    """Seconds since a rank of this node entered or left a collective, did something else, or read or wrote
+    storage; None where that cannot be seen."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Seen(Message):
+    """Answer to `Look`; sent without being asked when a rank ends badly."""
+
+    type: ClassVar[str] = "seen"
+    ranks: tuple[Mapping[str, Any], ...] = ()
+    """What can be seen of each rank (`agent/pulse.py`)."""
+    kernel: tuple[str, ...] = ()
+    """Lines of the kernel's log since the ranks were started that tell of GPU errors or of processes killed
+    for memory."""
+    oom_kills: int = 0
+    """Processes of this node's control group that were killed for memory since the ranks were started."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,6 +12,8 @@ from pathlib import Path
 import psutil
 
 from llmtrain.agent import messages
+from llmtrain.agent.kernel_log import KernelWord
+from llmtrain.agent.pulse import Pulse
 from llmtrain.agent.ranks import RankProcess, Ranks, failures_in_log, last_lines, tail_bytes, tree_of
 from llmtrain.agent.relay import Relay
 from llmtrain.agent.sweep import is_running, kill_all, leftovers
@@ -43,7 +45,8 @@ class ScriptWatch:
         log: Path,
     ) -> None:
         """`log` is where the script's output goes."""
-        self.script, self.ranks = script, Ranks()
+        self.script, self.ranks, self.pulse = script, Ranks(), Pulse()
+        self._kernel = KernelWord()
         self.is_over = False
         """Whether the script has ended and everything was said about it."""
         self._attempt, self._start, self._send = attempt, start, send
@@ -61,6 +64,7 @@ class ScriptWatch:
         new = []
         if len(self.ranks.known) < self._start.ranks:
             new = list(self.ranks.discover(self.script.pid))
+            self.pulse.add(new)
             for process in new:
                 self._send(messages.RankSpawned(rank=process.rank, pid=process.pid))
         ended = list(self.ranks.ended())
@@ -74,6 +78,16 @@ class ScriptWatch:
         self._explain(now)
         self._look_at_script(now)
         return new
+
+    def tell_what_is_seen(self) -> None:
+        """Say what each rank is doing, and what the kernel says."""
+        self._send(
+            messages.Seen(
+                ranks=self.pulse.evidence(time.monotonic()),
+                kernel=self._kernel.lines(),
+                oom_kills=self._kernel.oom_kills(),
+            )
+        )
 
     def is_pointless(self, now: float) -> bool:
         """Whether waiting longer for ranks that were asked to leave cannot save anything.
@@ -138,7 +152,10 @@ class ScriptWatch:
                 lines=() if code == 0 else last_lines(log, REPORTED_LINES),
             )
         )
-        self._a_rank_died = self._a_rank_died or bool(code)
+        if code and not self._a_rank_died:
+            self._a_rank_died = True
+            if not (process.asked or killed):
+                self.tell_what_is_seen()
 
     def _explain(self, now: float) -> None:
         """Report once more the ranks whose exit code torchrun has told by now."""

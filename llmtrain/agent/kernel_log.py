@@ -1,0 +1,75 @@
+"""The kernel's word on GPUs and memory: its log, where it may be read, and counts of control groups."""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from pathlib import Path
+
+from llmtrain.agent.room import cgroups_of
+
+WORTH_TELLING = re.compile(
+    r"NVRM: Xid|out of memory|oom-kill|oom_reaper|Killed process|Memory cgroup out of memory"
+    r"|Hardware Error|mlx5.*(?:error|failed)|nvme.*(?:I/O error|timeout)|EXT4-fs error|XFS.*Corruption"
+    r"|NFS: .*not responding|nfs: server .* not responding|LustreError",
+    re.IGNORECASE,
+)
+LINES = 20
+LONGEST_RECORD = 8192
+LOG = Path("/dev/kmsg")
+
+
+class KernelWord:
+    """What the kernel says from now on."""
+
+    def __init__(self) -> None:
+        self._since = time.clock_gettime(time.CLOCK_MONOTONIC) * 1e6
+        self._kills = _oom_kills()
+
+    def lines(self) -> tuple[str, ...]:
+        """The last lines worth telling; none where the log may not be read."""
+        found = [text for at, text in _records() if at >= self._since and WORTH_TELLING.search(text)]
+        return tuple(found[-LINES:])
+
+    def oom_kills(self) -> int:
+        """Processes of this control group, or of one above it, that were killed for memory."""
+        return max(0, _oom_kills() - self._kills)
+
+
+def _oom_kills() -> int:
+    most = 0
+    for folder in cgroups_of():
+        for name in ("memory.events", "memory.oom_control"):
+            try:
+                text = (folder / name).read_text(encoding="ascii")
+            except OSError:
+                continue
+            counts = dict(line.split() for line in text.splitlines() if len(line.split()) == 2)
+            most = max(most, int(counts.get("oom_kill", 0)))
+    return most
+
+
+def _records() -> list[tuple[float, str]]:
+    """(microseconds since boot, text) of all records in the kernel's ring."""
+    try:
+        descriptor = os.open(LOG, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError:
+        return []
+    found: list[tuple[float, str]] = []
+    try:
+        while True:
+            try:
+                record = os.read(descriptor, LONGEST_RECORD).decode("utf-8", "replace")
+            except BrokenPipeError:  # The ring has overwritten what came next; the following read goes on.
+                continue
+            except OSError:
+                return found
+            if not record:
+                return found
+            head, _, text = record.partition(";")
+            fields = head.split(",")
+            if len(fields) > 2 and fields[2].isdigit():
+                found.append((float(fields[2]), text.splitlines()[0] if text else ""))
+    finally:
+        os.close(descriptor)
