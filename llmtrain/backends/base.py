@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Protocol, runtime_checkable
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from llmtrain.config.job import JobSpec
 from llmtrain.errors import Problem
@@ -13,6 +14,10 @@ from llmtrain.run.job_file import JobFile
 from llmtrain.run.layout import RunDir
 from llmtrain.run.lease import read_holder
 from llmtrain.transport.base import Transport
+
+if TYPE_CHECKING:
+    from llmtrain.backends.preflight import Report
+    from llmtrain.backends.survey import Survey
 
 
 class JobState(StrEnum):
@@ -67,6 +72,8 @@ class Node:
     """Where the other nodes reach it."""
     environment: Mapping[str, str] = field(default_factory=dict, hash=False)
     """Variables that its ranks get before those of the profile, e.g. the name of its network interface."""
+    gpus: tuple[str, ...] = ()
+    """UUIDs of its GPUs, where they are known."""
 
 
 class Backend(Protocol):
@@ -108,11 +115,37 @@ class Backend(Protocol):
 
 
 @runtime_checkable
+class SurveyBackend(Protocol):
+    """A backend that can look at all its nodes and tell what is wrong with each, refusing nothing."""
+
+    def survey(self, folder: Path, *, write: bool = False) -> Survey:
+        """What all nodes say of themselves; with `write`, after a file was written into the folder on each.
+
+        Raises LlmtrainError when there is nothing to look at.
+        """
+        ...
+
+    def as_nodes(self, reports: Mapping[str, Report]) -> Sequence[Node]:
+        """The nodes of some reports."""
+        ...
+
+
+@runtime_checkable
 class ReturnBackend(Protocol):
     """A backend that can look at single nodes while a run goes on: whether they have come back."""
 
     def look_at(self, names: Sequence[str], spec: JobSpec, run: RunDir, *, seconds: float) -> Sequence[Node]:
         """Those of the named nodes that are fit now; the others are left out without an error. Takes hardly
+        longer than `seconds`."""
+        ...
+
+
+@runtime_checkable
+class PreflightBackend(Protocol):
+    """A backend that can look at the nodes of the next attempt in a moment, before ranks start on them."""
+
+    def preflight(self, names: Sequence[str], run: RunDir, *, seconds: float) -> Mapping[str, str]:
+        """What is wrong with those of the named nodes that answer and are not fit any more. Takes hardly
         longer than `seconds`."""
         ...
 

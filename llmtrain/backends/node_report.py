@@ -1,7 +1,8 @@
-"""What a node says about itself before ranks start: `python - NONCE_FILE`, with this file as standard input.
+"""What a node says about itself before ranks start: `python - NONCE_FILE [write]`, this file on its stdin.
 
 Runs on a node that may have nothing but some Python 3, so it imports the standard library only, and of that
-only what is old; annotations are texts. The answer is one JSON object on standard output.
+only what is old; annotations are texts. Where the node has llmtrain, that looks at the machine too. With
+`write`, a file is written to the folder as a test. The answer is one JSON object on standard output.
 """
 
 import json
@@ -12,8 +13,9 @@ import sys
 import time
 
 
-def report(nonce_file: str) -> "dict[str, object]":
+def report(nonce_file: str, write: bool) -> "dict[str, object]":
     """Everything; what cannot be found out is empty."""
+    folder = os.path.dirname(nonce_file)  # noqa: PTH120 - old Pythons
     return {
         "host": socket.gethostname(),
         "boot": text_of("/proc/sys/kernel/random/boot_id"),
@@ -27,8 +29,9 @@ def report(nonce_file: str) -> "dict[str, object]":
         # "client port server port": the address that this node was entered by
         "entered_by": (os.environ.get("SSH_CONNECTION", "").split() + [""] * 4)[2],
         "nonce": text_of(nonce_file),
-        "writable": is_writable(os.path.dirname(nonce_file)),  # noqa: PTH120 - old Pythons
+        "writable": is_writable(folder),
         "user": user(),
+        "health": health(folder, write),
     }
 
 
@@ -79,6 +82,25 @@ def addresses() -> "dict[str, str]":
     return found
 
 
+def health(folder: str, write: bool) -> "dict[str, object]":
+    """Machine, disk and write test as the node's own llmtrain sees them; nothing when it cannot."""
+    try:
+        from dataclasses import asdict
+        from pathlib import Path
+
+        from llmtrain.probe.machine import probe_disk, probe_machine, probe_write
+
+        path = Path(folder)
+        found = {
+            "machine": probe_machine(),
+            "disk": probe_disk(path),
+            "write": probe_write(path) if write else None,
+        }
+        return {name: asdict(value) for name, value in found.items() if value is not None}
+    except Exception:
+        return {}
+
+
 def is_writable(folder: str) -> bool:
     """Whether this user may create files below the run directory."""
     return os.access(folder, os.W_OK | os.X_OK)
@@ -95,4 +117,4 @@ def user() -> str:
 
 
 if __name__ == "__main__":
-    print(json.dumps(report(sys.argv[1])))  # noqa: T201
+    print(json.dumps(report(sys.argv[1], "write" in sys.argv[2:])))  # noqa: T201

@@ -7,7 +7,10 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from llmtrain.backends.health import judge
+from llmtrain.config.cluster import ClusterProfile
 from llmtrain.errors import Problem, RunError
+from llmtrain.probe.facts import Disk, Machine, WriteTest
 
 
 class PreflightError(RunError):
@@ -18,8 +21,21 @@ class PreflightError(RunError):
         self.problems = tuple(problems)
 
 
+SAID_OTHERWISE = ("torch", "write test")
+"""Checks of the doctor that have a problem of their own here."""
 CLOCK_SECONDS = 5.0
 """Clocks that differ by more than this make event times and checkpoints' ages misleading."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Health:
+    """The machine as its own llmtrain sees it."""
+
+    machine: Machine
+    disk: Disk | None = None
+    """Of the folder of the run."""
+    write: WriteTest | None = None
+    """None: nothing was written."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,10 +59,17 @@ class Report:
     nonce: str
     writable: bool
     user: str
+    health: Health | None = None
+    """None: the node could not tell."""
     seen_at: float = 0.0
     """Our own clock when the report was asked for and when it came, in the middle."""
     uncertainty: float = 0.0
     """Half the time that the question took."""
+
+    @property
+    def gpu_uuids(self) -> tuple[str, ...]:
+        """UUIDs of its GPUs, in their order; () when it cannot tell."""
+        return () if self.health is None else tuple(gpu.uuid for gpu in self.health.machine.gpus.gpus)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,11 +83,14 @@ class Expected:
     interface: str = ""
     several: bool = True
     """Whether ranks of several nodes talk to each other."""
+    gpus: int = 0
+    """GPUs that the profile promises on every node."""
 
 
 def problems_of(reports: Mapping[str, Report], expected: Expected) -> dict[str, list[Problem]]:
     """What is wrong with each node; nodes with nothing wrong are left out."""
     torch, python = _usual(reports, "torch"), _usual(reports, "python")
+    machines = {name: report.health.machine for name, report in reports.items() if report.health}
     found: dict[str, list[Problem]] = {}
     for name, report in reports.items():
         problems = [
@@ -72,6 +98,8 @@ def problems_of(reports: Mapping[str, Report], expected: Expected) -> dict[str, 
             *_folder(name, report, expected),
             *_network(name, report, expected),
             *_clock(name, report),
+            *_health(name, report, expected),
+            *_other_than_most(name, machines),
         ]
         if problems:
             found[name] = problems
@@ -159,6 +187,42 @@ def _clock(name: str, report: Report) -> Iterator[Problem]:
         direction = "ahead of" if skew > 0 else "behind"
         message = f"its clock is {abs(skew):.0f} s {direction} this machine's"
         yield Problem(name, message, "synchronise clocks: `systemctl restart chrony` or systemd-timesyncd")
+
+
+def _health(name: str, report: Report, expected: Expected) -> Iterator[Problem]:
+    """What keeps ranks from working on the machine; what merely may is the doctor's to tell."""
+    health = report.health
+    if health is None:
+        return
+    for check in judge(health.machine, health.disk, health.write, gpus=expected.gpus):
+        if check.level == "failure" and check.name not in SAID_OTHERWISE:
+            yield Problem(name, f"{check.name}: {check.found}", check.hint)
+
+
+def _other_than_most(name: str, machines: Mapping[str, Machine]) -> Iterator[Problem]:
+    """What came with torch, and the GPUs, must be the same everywhere: collectives would fail or hang."""
+    if name not in machines:
+        return
+    for what, values in (
+        ("NCCL", {each: machine.nccl for each, machine in machines.items()}),
+        ("CUDA runtime", {each: machine.cuda for each, machine in machines.items()}),
+        ("GPUs", {each: gpus_text(machine) for each, machine in machines.items()}),
+    ):
+        usual, _ = Counter(values.values()).most_common(1)[0]
+        if values[name] != usual:
+            message = f"{what}: {values[name] or 'none'}, most nodes have {usual or 'none'}"
+            yield Problem(name, message, "the same software and hardware everywhere, or leave the node out")
+
+
+def gpus_promised(cluster: ClusterProfile) -> int:
+    """GPUs that every node of a profile must have."""
+    return 0 if cluster.accelerator == "cpu" else cluster.gpus_per_node
+
+
+def gpus_text(machine: Machine) -> str:
+    """`8 x NVIDIA H100 80GB HBM3`; empty without GPUs."""
+    names = Counter(gpu.name for gpu in machine.gpus.gpus)
+    return ", ".join(f"{count} x {name}" for name, count in names.items())
 
 
 def _identities(reports: Mapping[str, Report]) -> Iterator[tuple[str, Problem]]:

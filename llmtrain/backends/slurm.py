@@ -13,12 +13,15 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 
 from llmtrain.backends.base import JobHandle, JobState, JobStatus, Node
+from llmtrain.backends.preflight import Report, gpus_promised
 from llmtrain.backends.slurm_calls import SlurmCalls
-from llmtrain.backends.slurm_nodes import fit_nodes
+from llmtrain.backends.slurm_nodes import as_nodes, fit_nodes, survey_nodes
 from llmtrain.backends.slurm_refusals import SlurmError, SlurmUnreachableError
 from llmtrain.backends.slurm_states import ALIVE, HOPELESS_REASONS, one_of
+from llmtrain.backends.survey import Survey
 from llmtrain.config.cluster import ClusterProfile
 from llmtrain.config.job import JobSpec
 from llmtrain.config.slurm import python_of_ranks, slurm_config
@@ -189,26 +192,39 @@ class SlurmBackend:
     # ---- inside of a job
     def nodes(self, spec: JobSpec, run: RunDir, *, fewest: int | None = None) -> Sequence[Node]:
         """Nodes that the job has now and that are fit; PreflightError when a job starts with too few."""
+        at_first = spec.cluster.nodes - spec.cluster.spares if fewest is None else fewest
+        needed = 1 if self._began else at_first
+        nodes = fit_nodes(self.survey(run.path), needed=needed, interface=self._interface)
+        self._began = True
+        return nodes
+
+    def survey(self, folder: Path, *, write: bool = False) -> Survey:
+        """The nodes that the job has now. Raises SlurmError outside of a job."""
+        job = self._job
         try:
-            row = one_of(self._calls.queue([self._job]))
+            row = one_of(self._calls.queue([job]))
         except SlurmError:
             row = None
         if row is not None and row.nodes:
             self._node_list = row.nodes
-        node_list = self._node_list or self._environment["SLURM_JOB_NODELIST"]
-        at_first = spec.cluster.nodes - spec.cluster.spares if fewest is None else fewest
-        needed = 1 if self._began else at_first
-        nodes = fit_nodes(
-            node_list,
+        return survey_nodes(
+            self._node_list or self._environment["SLURM_JOB_NODELIST"],
             self._calls,
-            folder=run.path,
+            folder=folder,
             python=self.agent_python(Node(name="", address="")),
             transport=lambda name: self.transport(Node(name=name, address="")),
-            interface=spec.cluster.inter_node.interface if spec.cluster.inter_node else "",
-            needed=needed,
+            interface=self._interface,
+            gpus=gpus_promised(self._cluster),
+            write=write,
         )
-        self._began = True
-        return nodes
+
+    def as_nodes(self, reports: Mapping[str, Report]) -> Sequence[Node]:
+        """The nodes of some reports."""
+        return as_nodes(reports, self._interface)
+
+    @property
+    def _interface(self) -> str:
+        return self._cluster.inter_node.interface if self._cluster.inter_node else ""
 
     def transport(self, node: Node) -> Transport:
         """One srun step for each command."""

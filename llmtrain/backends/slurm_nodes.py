@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import logging
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 from llmtrain import __version__
 from llmtrain.backends.base import Node
-from llmtrain.backends.preflight import Expected, PreflightError, Report, address_of, problems_of
+from llmtrain.backends.preflight import Expected, PreflightError, Report, address_of
 from llmtrain.backends.slurm_calls import NodeRow, SlurmCalls
-from llmtrain.backends.survey import REPORT_SECONDS, SOCKET_VARIABLES, ask, nonce_file
+from llmtrain.backends.slurm_refusals import SlurmError
+from llmtrain.backends.survey import REPORT_SECONDS, SOCKET_VARIABLES, Survey, ask, judged, nonce_file
 from llmtrain.errors import Problem
 from llmtrain.transport.base import Transport
 from llmtrain.transport.parallel import in_parallel
@@ -23,7 +24,7 @@ LOOPBACK = "127."
 _log = logging.getLogger(__name__)
 
 
-def fit_nodes(
+def survey_nodes(
     node_list: str,
     calls: SlurmCalls,
     *,
@@ -31,41 +32,57 @@ def fit_nodes(
     python: str,
     transport: Callable[[str], Transport],
     interface: str = "",
-    needed: int = 1,
-) -> tuple[Node, ...]:
-    """Nodes of a list that are fit, in SLURM's order, which is near the network's.
+    gpus: int = 0,
+    write: bool = False,
+) -> Survey:
+    """Nodes of a list, in SLURM's order, which is near the network's.
 
-    Every node that SLURM hears of is asked over a step of its own, all at once; the others and those with
-    something wrong are left out and named in the log. Raises PreflightError when fewer than `needed` are fit.
+    Every node that SLURM hears of is asked over a step of its own, all at once.
     """
     names = calls.hostnames(node_list)
     rows = calls.nodes(node_list)
     deaf = [name for name in names if name in rows and not rows[name].is_well]
-    problems = [
-        Problem(name, f"SLURM says {rows[name].state}", f"`scontrol show node {name}`") for name in deaf
-    ]
     with nonce_file(folder) as (file, nonce):
-        work = {name: partial(ask, transport(name), name, python, file) for name in names if name not in deaf}
+        work = {
+            name: partial(ask, transport(name), name, python, file, write=write)
+            for name in names
+            if name not in deaf
+        }
         reports, failed = in_parallel(work, seconds=REPORT_SECONDS + 10)
-    problems += [problem for error in failed.values() for problem in error.problems]
     expected = Expected(
-        llmtrain=__version__, folder=str(folder), nonce=nonce, interface=interface, several=len(names) > 1
+        llmtrain=__version__,
+        folder=str(folder),
+        nonce=nonce,
+        interface=interface,
+        several=len(names) > 1,
+        gpus=gpus,
     )
     placed = {
         name: replace(report, entered_by=_address(report, rows.get(name), name))
         for name, report in reports.items()
     }
-    unfit = problems_of(placed, expected)
-    problems += [problem for found in unfit.values() for problem in found]
-    fit = {name: report for name, report in placed.items() if name not in unfit}
+    silent = {
+        name: SlurmError(f"SLURM says {rows[name].state}", where=name, hint=f"`scontrol show node {name}`")
+        for name in deaf
+    }
+    return judged(names, placed, {**silent, **failed}, expected)
+
+
+def fit_nodes(survey: Survey, *, needed: int = 1, interface: str = "") -> tuple[Node, ...]:
+    """Those that are fit; the others are left out and named in the log. Raises PreflightError when fewer than
+    `needed` are fit."""
+    fit = survey.fit
     if len(fit) < needed:
-        summary = Problem(
-            "", f"{len(fit)} of the job's {len(names)} nodes are fit to start, {needed} are needed"
-        )
-        raise PreflightError([*problems, summary])
-    for problem in problems:
+        message = f"{len(fit)} of the job's {len(survey.names)} nodes are fit to start, {needed} are needed"
+        raise PreflightError([*survey.all_problems, Problem("", message)])
+    for problem in survey.all_problems:
         _log.warning("left out: %s", problem.text())
-    return tuple(_node(name, report, interface) for name, report in fit.items())
+    return as_nodes(fit, interface)
+
+
+def as_nodes(reports: Mapping[str, Report], interface: str) -> tuple[Node, ...]:
+    """The nodes of some reports."""
+    return tuple(_node(name, report, interface) for name, report in reports.items())
 
 
 def _node(name: str, report: Report, interface: str) -> Node:
@@ -74,6 +91,7 @@ def _node(name: str, report: Report, interface: str) -> Node:
         name=name,
         address=address or name,
         environment=dict.fromkeys(SOCKET_VARIABLES, device) if device else {},
+        gpus=report.gpu_uuids,
     )
 
 

@@ -5,19 +5,26 @@ from __future__ import annotations
 import logging
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 from llmtrain import __version__
 from llmtrain.backends.base import JobHandle, JobStatus, Node
 from llmtrain.backends.local import cancel_supervisor, poll_supervisor, start_supervisor
-from llmtrain.backends.preflight import Expected, PreflightError, Report, address_of, problems_of
-from llmtrain.backends.survey import REPORT_SECONDS, SOCKET_VARIABLES, ask, nonce_file
+from llmtrain.backends.preflight import (
+    Expected,
+    PreflightError,
+    Report,
+    address_of,
+    gpus_promised,
+)
+from llmtrain.backends.survey import REPORT_SECONDS, SOCKET_VARIABLES, Survey, ask, judged, nonce_file
 from llmtrain.config.cluster import ClusterProfile
 from llmtrain.config.hosts import Host, expand_hosts, read_hostfile
 from llmtrain.config.job import JobSpec
 from llmtrain.config.ssh import SshConfig
-from llmtrain.errors import ConfigError, LlmtrainError, Problem
+from llmtrain.errors import ConfigError, Problem
 from llmtrain.run.job_file import JobFile
 from llmtrain.run.layout import RunDir
 from llmtrain.transport.base import Transport
@@ -67,15 +74,29 @@ class SshBackend:
     # ---- in the supervisor
     def nodes(self, spec: JobSpec, run: RunDir, *, fewest: int | None = None) -> Sequence[Node]:
         """Nodes that are fit, in the order of the list. Raises PreflightError when they are too few."""
-        return self._as_nodes(self._fit_nodes(spec, run.path, fewest))
+        return self.as_nodes(self._fit_nodes(spec, run.path, fewest))
 
     def look_at(self, names: Sequence[str], spec: JobSpec, run: RunDir, *, seconds: float) -> Sequence[Node]:
         """Those of the named hosts that are fit now, asked all at once."""
+        return self.as_nodes(self._look_again(names, run, seconds).fit)
+
+    def preflight(self, names: Sequence[str], run: RunDir, *, seconds: float) -> Mapping[str, str]:
+        """What is wrong with those of the named hosts that answer; connections are kept for the agents."""
+        look = self._look_again(names, run, seconds)
+        return {
+            name: found[0].message
+            for name, found in look.problems.items()
+            if name in look.reports and name in names
+        }
+
+    def _look_again(self, names: Sequence[str], run: RunDir, seconds: float) -> Survey:
         hosts = [name for name in names if name in self._hosts]
-        reports, _, expected = self._look(run.path, hosts, seconds=seconds, several=True)
         # Held against those that are in use: a node may come back with another installation.
-        unfit = problems_of({**self._fit, **reports}, expected)
-        return self._as_nodes({name: report for name, report in reports.items() if name not in unfit})
+        return self._look(run.path, hosts, seconds=seconds, beside=self._fit)
+
+    def survey(self, folder: Path, *, write: bool = False) -> Survey:
+        """All hosts of the profile."""
+        return self._look(folder, list(self._hosts), seconds=self._patience, write=write)
 
     def transport(self, node: Node) -> Transport:
         """A connection to the node."""
@@ -86,6 +107,15 @@ class SshBackend:
         """The interpreter of the profile, by default the path of this one."""
         return self._cluster.backend.python or sys.executable
 
+    def as_nodes(self, reports: Mapping[str, Report]) -> list[Node]:
+        """Nodes by the address that the others reach them on."""
+        nodes = []
+        for name, report in reports.items():
+            address, device = address_of(report, self._interface)
+            environment = dict.fromkeys(SOCKET_VARIABLES, device) if device else {}
+            nodes.append(Node(name=name, address=address, environment=environment, gpus=report.gpu_uuids))
+        return nodes
+
     # ---- looking at the nodes
     @property
     def _interface(self) -> str:
@@ -94,36 +124,37 @@ class SshBackend:
     def _transport(self, name: str) -> SshTransport:
         return SshTransport(self._hosts[name], self._config)
 
-    def _as_nodes(self, reports: Mapping[str, Report]) -> list[Node]:
-        nodes = []
-        for name, report in reports.items():
-            address, device = address_of(report, self._interface)
-            environment = dict.fromkeys(SOCKET_VARIABLES, device) if device else {}
-            nodes.append(Node(name=name, address=address, environment=environment))
-        return nodes
-
     def _fit_nodes(self, spec: JobSpec, folder: Path, fewest: int | None) -> dict[str, Report]:
         """Reports of the nodes that are fit; the others are named in the log while enough are left."""
         needed = spec.cluster.nodes - spec.cluster.spares if fewest is None else fewest
-        seconds = self._ssh.connect_timeout + RETRY_SECONDS + REPORT_SECONDS
-        reports, failed, expected = self._look(folder, list(self._hosts), seconds=seconds, several=needed > 1)
-        unfit = problems_of(reports, expected)
-        problems = [*_problems_of_unreachable(failed), *(each for found in unfit.values() for each in found)]
-        fit = {name: report for name, report in reports.items() if name not in unfit}
+        survey = self._look(folder, list(self._hosts), seconds=self._patience, several=needed > 1)
+        fit = survey.fit
         if len(fit) < needed:
             self._cool_down()
-            raise PreflightError([*problems, *_summary(len(fit), needed, len(self._hosts), fewest)])
-        for problem in problems:
+            summary = _summary(len(fit), needed, len(self._hosts), fewest)
+            raise PreflightError([*survey.all_problems, *summary])
+        for problem in survey.all_problems:
             _log.warning("left out: %s", problem.text())
         self._fit = fit
         return fit
 
+    @property
+    def _patience(self) -> float:
+        return self._ssh.connect_timeout + RETRY_SECONDS + REPORT_SECONDS
+
     def _look(
-        self, folder: Path, names: Sequence[str], *, seconds: float, several: bool
-    ) -> tuple[dict[str, Report], Mapping[str, LlmtrainError], Expected]:
-        """Reports of hosts that answered, errors of those that did not, and what all are held against."""
+        self,
+        folder: Path,
+        names: Sequence[str],
+        *,
+        seconds: float,
+        several: bool = True,
+        beside: Mapping[str, Report] | None = None,
+        write: bool = False,
+    ) -> Survey:
+        """The named hosts, held against each other and those `beside` them."""
         with nonce_file(folder) as (file, nonce):
-            work = {name: partial(self._look_at, name, file) for name in names}
+            work = {name: partial(self._look_at, name, file, write) for name in names}
             reports, failed = in_parallel(work, seconds=seconds)
         expected = Expected(
             llmtrain=__version__,
@@ -131,14 +162,16 @@ class SshBackend:
             nonce=nonce,
             interface=self._interface,
             several=several,
+            gpus=gpus_promised(self._cluster),
         )
-        return reports, failed, expected
+        known = {name: replace(report, nonce=nonce) for name, report in (beside or {}).items()}
+        return judged(names, known | reports, failed, expected)
 
-    def _look_at(self, name: str, nonce: Path) -> Report:
+    def _look_at(self, name: str, nonce: Path, write: bool) -> Report:
         transport = self._transport(name)
         try:
             transport.connect()
-            report = ask(transport, name, self.agent_python(Node(name=name, address="")), nonce)
+            report = ask(transport, name, self.agent_python(Node(name=name, address="")), nonce, write=write)
         except BaseException:
             transport.close()
             raise
@@ -172,10 +205,6 @@ def _hosts(cluster: ClusterProfile) -> list[Host]:
     if problems:
         raise ConfigError(problems)
     return hosts
-
-
-def _problems_of_unreachable(failed: Mapping[str, LlmtrainError]) -> list[Problem]:
-    return [problem for error in failed.values() for problem in error.problems]
 
 
 def _summary(fit: int, needed: int, named: int, fewest: int | None) -> list[Problem]:

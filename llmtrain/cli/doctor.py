@@ -1,14 +1,21 @@
-"""`llmtrain doctor`: would a run work on this machine."""
+"""`llmtrain doctor`: would a run work on this machine, or on the nodes of a cluster."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from llmtrain.cli import console
-from llmtrain.cli.options import Json
-from llmtrain.cli.status import Runs
+from llmtrain.cli.options import Json, Overrides
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from rich.table import Table
+
+    from llmtrain.errors import Problem
 
 
 def register(app: typer.Typer) -> None:
@@ -16,22 +23,74 @@ def register(app: typer.Typer) -> None:
     app.command("doctor")(_doctor)
 
 
-def _doctor(runs: Runs = Path("runs"), as_json: Json = False) -> None:
+def _doctor(
+    cluster: Annotated[
+        str,
+        typer.Option(
+            "--cluster",
+            metavar="PROFILE",
+            help="Look at all nodes of a cluster, and test them against each other.",
+        ),
+    ] = "",
+    quick: Annotated[
+        bool, typer.Option("--quick", help="With --cluster: only ask the nodes; load and measure nothing.")
+    ] = False,
+    runs: Annotated[
+        Path | None,
+        typer.Option(
+            "--runs", metavar="DIR", help="Folder of run directories; default: runs, or the profile's."
+        ),
+    ] = None,
+    overrides: Overrides = None,
+    as_json: Json = False,
+) -> None:
     """Find out what would be in the way of a run.
 
-    Looks at this machine and at the folder of runs.
+    Looks at this machine and at the folder of runs. With --cluster: at every node, and measures matrix
+    products and the links between pairs of nodes, so that a slow node is named. What is found is remembered:
+    later runs use convicted nodes last.
     """
+    if cluster:
+        _whole_cluster(cluster, overrides or [], runs, quick=quick, as_json=as_json)
     from llmtrain.observe.doctor import checks_table, diagnose
 
-    diagnosis = diagnose(runs)
+    diagnosis = diagnose(runs or Path("runs"))
     if as_json:
         console.emit_json(diagnosis.document())
     else:
-        from llmtrain.observe.terminal import make_console, print_view
-
-        print_view(make_console(), checks_table(diagnosis))
-        for check in diagnosis.checks:
-            if check.hint:
-                console.say(f"{check.name}: {check.hint}")
-        console.emit(diagnosis.verdict)
+        hints = [f"{check.name}: {check.hint}" for check in diagnosis.checks if check.hint]
+        _show(checks_table(diagnosis), hints, diagnosis.verdict)
     raise typer.Exit(diagnosis.exit_status)
+
+
+def _whole_cluster(
+    cluster: str, overrides: Sequence[str], runs: Path | None, *, quick: bool, as_json: bool
+) -> None:
+    from llmtrain.backends.registry import load_backend
+    from llmtrain.config.load import load_profile
+    from llmtrain.observe.cluster_doctor import diagnose_cluster, verdicts_table
+
+    profile = load_profile(cluster, [text.removeprefix("cluster.") for text in overrides])
+    folder = (runs or Path(profile.storage.path)).expanduser().absolute()
+    console.say(f"looking at {profile.nodes} nodes" + ("" if quick else "; a minute or two for all pairs"))
+    diagnosis = diagnose_cluster(profile, load_backend(profile), folder, quick=quick)
+    if as_json:
+        console.emit_json(diagnosis.document())
+    else:
+        hints = [_hint(reason) for each in diagnosis.nodes for reason in each.reasons if reason.hint]
+        hints += [f"{' - '.join(link.nodes)}: {link.why}" for link in diagnosis.links]
+        _show(verdicts_table(diagnosis), hints, diagnosis.verdict)
+    raise typer.Exit(diagnosis.exit_status)
+
+
+def _hint(reason: Problem) -> str:
+    return f"{reason.where}: {reason.message}\n  hint: {reason.hint}"
+
+
+def _show(table: Table, hints: Sequence[str], verdict: str) -> None:
+    from llmtrain.observe.terminal import make_console, print_view
+
+    print_view(make_console(), table)
+    for hint in hints:
+        console.say(hint)
+    console.emit(verdict)

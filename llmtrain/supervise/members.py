@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 
-from llmtrain.backends.base import AllocationBackend, Backend, Node, ReturnBackend
+from llmtrain.backends.base import AllocationBackend, Backend, Node, PreflightBackend, ReturnBackend
 from llmtrain.run.job_file import JobFile
 from llmtrain.run.ladder_file import read_allowance, read_ladder
 from llmtrain.run.layout import RunDir
+from llmtrain.run.node_history import Verdict, recall, remember, suspects
 from llmtrain.run.record import RunRecord
-from llmtrain.supervise.attempt import AttemptPlan
+from llmtrain.supervise.attempt_plan import AttemptPlan
 from llmtrain.supervise.limits import Limits
 from llmtrain.supervise.membership import (
     choose,
     due,
     fewest_nodes,
     ranks_on_nodes,
+    reliable_first,
     with_losses,
     with_returned,
 )
@@ -28,6 +32,7 @@ class Members:
     def __init__(self, run: RunDir, job: JobFile, backend: Backend, limits: Limits) -> None:
         self._run_dir, self._job, self._backend, self._limits = run, job, backend, limits
         self._allowance = read_allowance(run)
+        self._suspects: Mapping[str, str] = {}
         self.nodes: tuple[Node, ...] = ()
         """Nodes that could be reached when they were looked at last, in the order of their ranks."""
 
@@ -44,7 +49,7 @@ class Members:
         """
         record = self._enter_allocation(record)
         fewest = fewest_nodes(self._job, record, self._allowance)
-        self.nodes = tuple(self._backend.nodes(self._job.spec, self._run_dir, fewest=fewest))
+        self._take(self._backend.nodes(self._job.spec, self._run_dir, fewest=fewest))
         names = tuple(node.name for node in self.nodes)
         if not record.nodes:
             record = replace(record, nodes=names)
@@ -62,6 +67,7 @@ class Members:
         """Look at the nodes before one more attempt, in bounded time. Raises LlmtrainError."""
         if isinstance(self._backend, AllocationBackend):
             record = self._ask_scheduler(record)
+        record = self._preflight(record)
         wanted = due(record, time.time(), self._limits.quarantine)
         if not wanted or self._has_enough(record):
             return record
@@ -80,11 +86,45 @@ class Members:
         """The next attempt. Raises InfeasibleError when nothing fits, RunError for a damaged ladder."""
         batch = self._job.spec.recipe.batch.global_size
         rungs = () if self._has_enough(record) else read_ladder(self._run_dir, batch)
-        return choose(self._job, rungs, self.nodes, record.away, number=number)
+        return choose(self._job, rungs, self.nodes, record.away, number=number, suspects=self._suspects)
+
+    def remember(self, before: RunRecord, after: RunRecord) -> None:
+        """Let other runs know of nodes that this one has lost."""
+        new = [loss for loss in after.losses if loss not in before.losses and loss.is_away]
+        losses = [
+            Verdict(node=loss.node, time=loss.since, verdict="lost", why=loss.why, by=self._run_dir.run_id)
+            for loss in new
+        ]
+        remember(self._storage, losses)
 
     def left(self, record: RunRecord) -> int:
         """How many nodes are left."""
         return len(self._left(record))
+
+    @property
+    def _storage(self) -> Path:
+        """Where verdicts on nodes are kept."""
+        path = Path(self._job.spec.cluster.storage.path)
+        return path if path.is_absolute() else self._run_dir.path.parent
+
+    def _take(self, nodes: Sequence[Node]) -> None:
+        """Nodes in the order of their ranks: those with a recent conviction come last."""
+        gpus = {node.name: node.gpus for node in nodes}
+        self._suspects = suspects(recall(self._storage), gpus, time.time())
+        self.nodes = reliable_first(nodes, self._suspects)
+
+    def _preflight(self, record: RunRecord) -> RunRecord:
+        """Nodes that have become unfit since the last attempt are left out. What is wrong with all of them is
+        no node's fault, and who does not answer in time is the attempt's to find out."""
+        if not isinstance(self._backend, PreflightBackend):
+            return record
+        names = [node.name for node in self._left(record)]
+        unfit = self._backend.preflight(names, self._run_dir, seconds=self._limits.look_again)
+        if len(unfit) >= len(names):
+            return record
+        for name, why in unfit.items():
+            record = with_losses(record, [name], why, time.time())
+        return record
 
     def _left(self, record: RunRecord) -> list[Node]:
         return [node for node in self.nodes if node.name not in record.away]

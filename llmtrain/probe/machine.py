@@ -1,4 +1,4 @@
-"""What this machine has: cores, memory, disks, limits, GPUs. Facts only; `observe/doctor.py` judges them.
+"""What this machine has: cores, memory, disks, limits, GPUs. Facts only; `backends/health.py` judges them.
 
 psutil and pynvml are imported inside the functions, so that commands which do not probe do not pay for them.
 """
@@ -12,104 +12,33 @@ import resource
 import socket
 import time
 import uuid
+from collections.abc import Iterable
 from contextlib import suppress
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from llmtrain.probe.facts import Disk, Machine, WriteTest
+from llmtrain.probe.gpus import probe_gpus, probe_xids
+from llmtrain.probe.links import probe_infiniband
+
 ENGINE_MODULE = "llmtrain.engine"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Gpu:
-    """One GPU as its driver tells."""
-
-    index: int
-    name: str
-    uuid: str
-    memory_total: int
-    """Bytes."""
-    memory_used: int
-    """Bytes, by whomever."""
-    uncorrected_ecc_errors: int | None = None
-    """Since the driver was loaded; None when the GPU does not count them."""
-    row_remap_pending: bool | None = None
-    row_remap_failed: bool | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Gpus:
-    """All GPUs, or why there are none."""
-
-    driver: str = ""
-    gpus: tuple[Gpu, ...] = ()
-    reason: str = ""
-    """Why no GPU can be seen; empty when there are some."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Disk:
-    """A file system, seen from one folder."""
-
-    path: str
-    total: int
-    """Bytes."""
-    free: int
-    """Bytes that this user may use."""
-    inodes_total: int
-    """0 when the file system does not limit them."""
-    inodes_free: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WriteTest:
-    """One file written, forced to the disk, read back and removed."""
-
-    seconds: float = 0.0
-    bytes: int = 0
-    clock_offset: float = 0.0
-    """File server's clock minus this machine's, seconds."""
-    error: str = ""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Machine:
-    """Everything that `probe_machine` found."""
-
-    host: str
-    system: str
-    python: str
-    torch: str
-    """Version, empty when torch is not installed."""
-    cores: int
-    """Cores that this process may use."""
-    load: float
-    """Processes that wanted a core over the last minute."""
-    memory_total: int
-    memory_available: int
-    shared_memory: Disk | None
-    """/dev/shm."""
-    open_files: int
-    """Soft limit; -1 is unlimited."""
-    locked_memory: int
-    """Soft limit in bytes; -1 is unlimited."""
-    host_resolves: str
-    """Address of the own host name; empty when it has none."""
-    leftover_ranks: tuple[int, ...] = ()
-    """Pids of this user's ranks."""
-    gpus: Gpus = field(default_factory=Gpus)
+NCCL_PACKAGES = tuple(f"nvidia-nccl-cu{major}" for major in (13, 12, 11))
+CUDA_PACKAGES = ("nvidia-cuda-runtime", "nvidia-cuda-runtime-cu12", "nvidia-cuda-runtime-cu11")
+"""Distributions that torch's wheels depend on."""
 
 
 def probe_machine() -> Machine:
     """Look at this machine. Never raises for something that is missing."""
     import psutil
 
-    memory = psutil.virtual_memory()
+    memory, gpus = psutil.virtual_memory(), probe_gpus()
     return Machine(
         host=socket.gethostname(),
         system=f"{platform.system()} {platform.release()} {platform.machine()}",
         python=platform.python_version(),
         torch=package_version("torch"),
+        nccl=_first_version(NCCL_PACKAGES),
+        cuda=_first_version(CUDA_PACKAGES),
         cores=len(os.sched_getaffinity(0)),
         load=os.getloadavg()[0],
         memory_total=_memory_limit(memory.total),
@@ -117,9 +46,12 @@ def probe_machine() -> Machine:
         shared_memory=probe_disk(Path("/dev/shm")),
         open_files=_soft_limit(resource.RLIMIT_NOFILE),
         locked_memory=_soft_limit(resource.RLIMIT_MEMLOCK),
+        processes=_soft_limit(resource.RLIMIT_NPROC),
         host_resolves=_own_address(),
         leftover_ranks=_running_ranks(psutil),
-        gpus=probe_gpus(),
+        gpus=gpus,
+        xids=probe_xids() if gpus.driver else (),
+        infiniband=probe_infiniband(),
     )
 
 
@@ -129,6 +61,10 @@ def package_version(name: str) -> str:
         return importlib.metadata.version(name)
     except importlib.metadata.PackageNotFoundError:
         return ""
+
+
+def _first_version(names: Iterable[str]) -> str:
+    return next((found for name in names if (found := package_version(name))), "")
 
 
 def probe_disk(path: Path) -> Disk | None:
@@ -181,58 +117,6 @@ def probe_write(folder: Path, size: int = 1 << 20) -> WriteTest:
         if made:
             with suppress(OSError):
                 folder.rmdir()
-
-
-def probe_gpus() -> Gpus:
-    """All NVIDIA GPUs with their health counters, or the reason why none can be seen."""
-    try:
-        import pynvml
-    except ImportError:
-        return Gpus(reason="the package nvidia-ml-py is not installed")
-    try:
-        pynvml.nvmlInit()
-    except pynvml.NVMLError as error:
-        return Gpus(reason=str(error))
-    try:
-        driver = _text(pynvml.nvmlSystemGetDriverVersion())
-        count = pynvml.nvmlDeviceGetCount()
-        found = tuple(_probe_gpu(pynvml, index) for index in range(count))
-        return Gpus(driver=driver, gpus=found, reason="" if found else "the driver sees no GPU")
-    except pynvml.NVMLError as error:
-        return Gpus(reason=str(error))
-    finally:
-        with suppress(pynvml.NVMLError):
-            pynvml.nvmlShutdown()
-
-
-def _probe_gpu(nvml: Any, index: int) -> Gpu:
-    handle = nvml.nvmlDeviceGetHandleByIndex(index)
-    memory = nvml.nvmlDeviceGetMemoryInfo(handle)
-    errors: int | None = None
-    pending: bool | None = None
-    failed: bool | None = None
-    with suppress(nvml.NVMLError):
-        errors = nvml.nvmlDeviceGetTotalEccErrors(
-            handle, nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, nvml.NVML_VOLATILE_ECC
-        )
-    with suppress(nvml.NVMLError):
-        _, _, is_pending, has_failed = nvml.nvmlDeviceGetRemappedRows(handle)
-        pending, failed = bool(is_pending), bool(has_failed)
-    return Gpu(
-        index=index,
-        name=_text(nvml.nvmlDeviceGetName(handle)),
-        uuid=_text(nvml.nvmlDeviceGetUUID(handle)),
-        memory_total=memory.total,
-        memory_used=memory.used,
-        uncorrected_ecc_errors=errors,
-        row_remap_pending=pending,
-        row_remap_failed=failed,
-    )
-
-
-def _text(value: Any) -> str:
-    """pynvml gives bytes or text, depending on its version."""
-    return value.decode() if isinstance(value, bytes) else str(value)
 
 
 def _soft_limit(kind: int) -> int:
