@@ -10,11 +10,15 @@ from typing import Any
 
 from llmtrain.config.layout import Layout
 from llmtrain.engine.device import Device, Stamp
+from llmtrain.engine.flight import flight
 from llmtrain.engine.parallel.groups import Groups
 from llmtrain.events.trace import Span, TracePlace, header_lines, span_lines
 
 SHORTEST_WAIT = 20e-6
 """Seconds; a shorter gap between two passes is the schedule's own bookkeeping, not worth a span."""
+
+_AFTER = {"fetch": "", "passes": "reduce", "reduce": "agree", "agree": "update"}
+"""What a rank does once a phase is over, in the flight recorder's words."""
 
 NOWHERE = (-1, -1)
 """Stage and micro-batch of what belongs to none."""
@@ -40,13 +44,16 @@ class Clock:
     def run(self, what: str, stage: int, micro_batch: int, work: Callable[[], Any]) -> Any:
         """Do some work of a stage: `what` is forward, loss, backward or weight."""
         start = self._device.stamp()
+        flight.doing(f"{what} of micro-batch {micro_batch}, stage {stage}")
         result = work()
+        flight.doing("")
         self._passes.append((what, stage, micro_batch, start, self._device.stamp()))
         return result
 
     def lap(self, phase: str) -> None:
         """A phase of the step ends here; it began where the one before ended."""
         self._laps.append((phase, self._device.stamp()))
+        flight.doing(_AFTER.get(phase, phase))
 
     def compute_seconds(self) -> float:
         """Seconds of this rank's passes, tensor-parallel collectives included. Only once the device is

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from llmtrain.engine.flight import Lane, flight
 from llmtrain.engine.parallel.shared_memory import SharedMemory, open_shared_memory
 from llmtrain.parallel_dims import Coordinate, ParallelDims
 
@@ -36,6 +37,8 @@ class Traffic:
     """Bytes of the full (gathered or reduced) tensor, by name."""
     seconds: float = 0.0
     """Time that this rank stood still for them."""
+    lane: Lane = flight.lane_of_nobody
+    """Where each is noted, for whoever has to find out why a rank hangs."""
 
     def clear(self) -> None:
         """Start counting anew."""
@@ -61,8 +64,10 @@ class Pending:
         """Wait, and run what the collective left to be done on this rank. Idempotent."""
         if self._arrive is not None and self._traffic is not None:
             started = time.perf_counter()
+            self._traffic.lane.wait()
             self._arrive()
             self._arrive = None
+            self._traffic.lane.finish()
             self._traffic.seconds += time.perf_counter() - started
         if self._finish is not None:
             self._finish()
@@ -83,7 +88,7 @@ class Group:
         self.index = ranks.index(rank)
         self.size = len(ranks)
         self.handle = handle
-        self.traffic = Traffic()
+        self.traffic = Traffic(lane=flight.lane(axis, ranks))
         self._local: SharedMemory | None = None
         # gloo adds BF16 numbers one by one; a gather and one vectorised addition moves as much and costs a
         # third.
@@ -202,6 +207,7 @@ class Group:
         return [bytes(rows[member, : lengths[member]].tolist()).decode() for member in range(self.size)]
 
     def _count(self, name: str, tensor: torch.Tensor) -> None:
+        self.traffic.lane.enter(name)
         self.traffic.calls[name] += 1
         self.traffic.bytes[name] += tensor.numel() * tensor.element_size()
 
