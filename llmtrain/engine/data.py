@@ -1,71 +1,161 @@
-"""Which sequences a replica trains on: a pure function of the step, whatever the layout."""
+"""Which samples a replica trains on: a pure function of the step, whatever the layout."""
 
 from __future__ import annotations
 
-from typing import Protocol
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from llmtrain.config.layout import Layout
-from llmtrain.corpus.sampling import SampleOrder
+from llmtrain.config.recipe import BatchConfig
+from llmtrain.corpus.blend import Blend
+from llmtrain.corpus.samples import DocumentWindows, Samples, Windows, step_digest
+
+NOT_PREDICTED = -1
+"""Target of a token that nothing is predicted from: the last one of its document."""
 
 
-class Windows(Protocol):
-    """A token file (`corpus/token_file.py`)."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Batch:
+    """One replica's share of a step, or of a validation pass."""
 
-    def windows(self, sequence: int) -> int:
-        """Number of windows of sequence + 1 tokens."""
-        ...
+    tokens: Tensor
+    """[m b, s] int64."""
+    targets: Tensor
+    """[m b, s] int64, some NOT_PREDICTED where documents count."""
+    positions: Tensor | None
+    """[m b, s] int64: place of each token in its document, as far as the sample holds it; None where
+    documents do not count: its place in the sample."""
+    predicted: int
+    """Tokens predicted in the whole global batch."""
+    digest: int = 0
+    """Of this replica's samples, as they were read (`corpus/samples.py`)."""
 
-    def window(self, index: int, sequence: int) -> np.ndarray:
-        """Tokens of one window, [sequence + 1] int64."""
-        ...
+    def loss_scale(self, micro_batch: int) -> float:
+        """Factor of each micro-batch's mean over all its places that makes the sum over all micro-batches of
+        the step the mean over its predicted tokens."""
+        return micro_batch * self.tokens.shape[1] / self.predicted
+
+    def map(self, change: Callable[[Tensor], Tensor]) -> Batch:
+        """The batch with its tensors changed: pinned, or moved to a device."""
+        return Batch(
+            tokens=change(self.tokens),
+            targets=change(self.targets),
+            positions=None if self.positions is None else change(self.positions),
+            predicted=self.predicted,
+            digest=self.digest,
+        )
 
 
 class TrainingBatches:
     """One replica's share of every global batch."""
 
-    def __init__(
-        self, source: Windows, *, sequence: int, global_batch: int, seed: int, layout: Layout, replica: int
-    ) -> None:
-        """Raises ValueError when the source has no window."""
-        self._source, self._sequence, self._global = source, sequence, global_batch
-        self._order = SampleOrder(source.windows(sequence), seed)
-        self.micro_batches = layout.micro_batches(global_batch)[replica]
-        self.busiest = max(layout.micro_batches(global_batch))
+    def __init__(self, samples: Samples, batch: BatchConfig, layout: Layout, replica: int) -> None:
+        self._samples, self._batch, self._layout, self._replica = samples, batch, layout, replica
+        self.micro_batches = self.micro_batches_at(batch.global_size)
+        self.busiest = max(layout.micro_batches(batch.global_size))
         """Micro-batches of the replica that has most."""
-        self._first = layout.first_sample(replica, global_batch)
-        self._count = self.micro_batches * layout.micro_batch
 
-    def fetch(self, step: int) -> tuple[Tensor, Tensor]:
-        """Tokens and targets of a step, counted from 1, each [m b, s] int64 on the host."""
-        first = (step - 1) * self._global + self._first
-        windows = (self._order.window(sample) for sample in range(first, first + self._count))
-        return _stack([self._source.window(window, self._sequence) for window in windows])
+    def micro_batches_at(self, global_batch: int) -> int:
+        """Micro-batches of this replica in a global batch of some size."""
+        return self._layout.micro_batches(global_batch)[self._replica]
+
+    def samples_of(self, step: int) -> range:
+        """Global indices of this replica's samples of a step, counted from 1."""
+        size = self._batch.at(step)
+        first = self._batch.samples_before(step) + self._layout.first_sample(self._replica, size)
+        return range(first, first + self.micro_batches_at(size) * self._layout.micro_batch)
+
+    def fetch(self, step: int) -> Batch:
+        """Read a step's samples, on the host. Raises CorpusError naming the file that cannot be read."""
+        read = [self._samples.read(sample) for sample in self.samples_of(step)]
+        first, size = self._batch.samples_before(step), self._batch.at(step)
+        return _stack(
+            [sample.tokens for sample in read],
+            [sample.begins for sample in read],
+            predicted=self._samples.predicted(first, size),
+            digest=step_digest(sample.digest for sample in read),
+        )
 
 
 class ValidationBatches:
-    """One replica's share of the validation sequences: always the same ones, dealt out in turn."""
+    """One replica's share of the validation sequences: always the same ones, dealt out in turn. Those of a
+    blend are in its proportions, as far as every corpus has some."""
 
     def __init__(
-        self, source: Windows, *, sequence: int, sequences: int, layout: Layout, replica: int
+        self,
+        sources: Sequence[Windows],
+        weights: Sequence[float] = (1.0,),
+        *,
+        sequence: int,
+        sequences: int,
+        layout: Layout,
+        replica: int,
+        documents: Sequence[DocumentWindows] | None = None,
     ) -> None:
         """Every replica gets as many micro-batches, so that all pass through the pipeline alike; what fills
-        up the last one weighs nothing. The file may hold fewer sequences than asked for, or none."""
-        self.sequences = min(sequences, source.windows(sequence))
+        up the last one weighs nothing. The files may hold fewer sequences than asked for, or none."""
+        places = _validation_places([source.windows(sequence) for source in sources], weights, sequences)
+        self.sequences, self.corpora = len(places), len(sources)
         share = -(-self.sequences // layout.dp)
         padded = -(-share // layout.micro_batch) * layout.micro_batch
-        own = range(replica, self.sequences, layout.dp)
+        own = places[replica :: layout.dp]
         self.weights = torch.tensor([1.0] * len(own) + [0.0] * (padded - len(own)), dtype=torch.float64)
-        self.tokens_in_all = self.sequences * sequence
-        if self.sequences:
-            filled = [*own, *([0] * (padded - len(own)))]
-            self.tokens, self.targets = _stack([source.window(index, sequence) for index in filled])
+        self.predicted = [0] * len(sources)
+        """Tokens predicted in all replicas' sequences of each corpus."""
+        for corpus, window in places:
+            begins = () if documents is None else documents[corpus].begins(window, sequence)
+            self.predicted[corpus] += sequence - len(begins)
+        if not places:
+            return
+        filled = [*own, *places[:1] * (padded - len(own))]
+        self.corpus_of = torch.tensor([corpus for corpus, _ in filled])
+        """Corpus of each own sequence, [m b] int64."""
+        self.batch = _stack(
+            [sources[corpus].window(window, sequence) for corpus, window in filled],
+            [None if documents is None else documents[corpus].begins(at, sequence) for corpus, at in filled],
+            predicted=sum(self.predicted),
+        )
 
 
-def _stack(windows: list[np.ndarray]) -> tuple[Tensor, Tensor]:
-    """Windows of [s + 1] -> tokens and targets, each [count, s]."""
+def _validation_places(
+    windows: Sequence[int], weights: Sequence[float], sequences: int
+) -> list[tuple[int, int]]:
+    """Corpus and window of every validation sequence; a corpus that has no more leaves its turn out."""
+    if len(windows) == 1:
+        return [(0, window) for window in range(min(sequences, windows[0]))]
+    blend = Blend(weights)
+    found = (blend.place(sample) for sample in range(sequences))
+    return [(corpus, window) for corpus, window in found if window < windows[corpus]]
+
+
+def _stack(
+    windows: Sequence[NDArray[np.int64]],
+    begins: Sequence[NDArray[np.int64] | None],
+    *,
+    predicted: int,
+    digest: int = 0,
+) -> Batch:
+    """Windows of [s + 1] with the places where documents begin, to a batch."""
     batch = torch.from_numpy(np.stack(windows).astype(np.int64, copy=False))
-    return batch[:, :-1].contiguous(), batch[:, 1:].contiguous()
+    tokens, targets = batch[:, :-1].contiguous(), batch[:, 1:].contiguous()
+    positions = None
+    if begins[0] is not None:
+        positions = torch.arange(tokens.shape[1]).expand_as(tokens).contiguous()
+        for row, places in enumerate(begins):
+            if places is not None and len(places):
+                targets[row, torch.from_numpy(places - 1)] = NOT_PREDICTED
+                positions[row] -= _document_starts(places, tokens.shape[1])
+    return Batch(tokens=tokens, targets=targets, positions=positions, predicted=predicted, digest=digest)
+
+
+def _document_starts(begins: NDArray[np.int64], sequence: int) -> Tensor:
+    """Place at which the document of every token begins, [s]."""
+    starts = np.zeros(sequence, np.int64)
+    inside = begins[begins < sequence]
+    starts[inside] = inside
+    return torch.from_numpy(np.maximum.accumulate(starts))

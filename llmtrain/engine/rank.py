@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 
 import torch.distributed as dist
 
-from llmtrain.corpus.prepared import PreparedCorpus, open_prepared
+from llmtrain.corpus.corpora import open_corpora
 from llmtrain.engine.build import Parts, build_parts
 from llmtrain.engine.clock import TraceFile, trace_place
 from llmtrain.engine.device import choose_device, init_process_group
 from llmtrain.engine.failures import FailedInStep
+from llmtrain.engine.flight import flight
 from llmtrain.engine.loop import Loop, peak_flops
 from llmtrain.engine.process import StopFlag
 from llmtrain.engine.rank_env import RankEnv
@@ -39,20 +39,22 @@ def run_rank(
                 )
             ]
         )
+    flight.open()
+    emit = _noting_phases(emit)
     accelerator = job.spec.cluster.accelerator
     device = choose_device(env.local_rank, accelerator if isinstance(accelerator, str) else accelerator.name)
     if env.world_size > 1:
         init_process_group(device, env.rank, env.world_size)
     emit(PhaseStarted(phase="build"))
     recipe = job.spec.recipe
-    corpus = open_corpus(run.data_json, job)
+    corpora = open_corpora(read_data_file(run.data_json), recipe, run.path.parent)
     parts = build_parts(
         recipe,
         attempt.layout,
         env.rank,
         device,
-        train=corpus.train,
-        validation=corpus.validation,
+        train=corpora.train,
+        validation=corpora.validation,
         ranks_per_node=env.local_world_size,
     )
     emit(PhaseStarted(phase="load"))
@@ -81,17 +83,15 @@ def run_rank(
     emit(RankFinished(reason=ended, step=loop.step))
 
 
-def open_corpus(data_json: Path, job: JobFile) -> PreparedCorpus:
-    """Open the run's corpus and check that the model can read it."""
-    data = read_data_file(data_json)
-    corpus = open_prepared(Path(data.folder), digest=data.digest)
-    recipe = job.spec.recipe
-    corpus.check_fits(
-        vocab=recipe.model.vocab,
-        sequence=recipe.model.sequence,
-        validation=bool(recipe.data.validation_every),
-    )
-    return corpus
+def _noting_phases(emit: Emit) -> Emit:
+    """Tell, and note phases in the flight recorder."""
+
+    def emit_and_note(payload: Payload) -> None:
+        if isinstance(payload, PhaseStarted):
+            flight.doing(payload.phase)
+        emit(payload)
+
+    return emit_and_note
 
 
 def leave(parts: Parts) -> None:

@@ -25,6 +25,7 @@ from llmtrain.config.layout import Layout
 from llmtrain.config.model import ModelConfig, RopeConfig
 from llmtrain.config.numerics import LearningRateConfig
 from llmtrain.config.recipe import BatchConfig, Recipe, TrainConfig
+from llmtrain.corpus.corpora import training_samples
 from llmtrain.engine.build import build_parts
 from llmtrain.engine.data import TrainingBatches
 from llmtrain.engine.device import choose_device
@@ -94,7 +95,7 @@ def run_engine(
 ) -> tuple[float, list[float], list[float]]:
     """CPU-seconds of the timed steps, their wall seconds, and all losses."""
     parts = build_parts(
-        bench_recipe(), layout, rank, choose_device(0, "cpu"), train=windows(), validation=None
+        bench_recipe(), layout, rank, choose_device(0, "cpu"), train=[windows()], validation=[]
     )
     parts.buckets.initialise(1)
     losses, walls, spent = [], [], 0.0
@@ -112,7 +113,7 @@ def run_plain(rank: int, world_size: int, timed: int) -> tuple[float, list[float
     """The same for the plain loop."""
     recipe = bench_recipe()
     parts = build_parts(
-        recipe, Layout(micro_batch=2), 0, choose_device(0, "cpu"), train=windows(), validation=None
+        recipe, Layout(micro_batch=2), 0, choose_device(0, "cpu"), train=[windows()], validation=[]
     )
     parts.buckets.initialise(1)
     initial = {
@@ -121,7 +122,7 @@ def run_plain(rank: int, world_size: int, timed: int) -> tuple[float, list[float
         if piece.key.endswith("/master")
     }
     batches = TrainingBatches(
-        windows(), sequence=256, global_batch=16, seed=1, layout=Layout(micro_batch=2), replica=0
+        training_samples([windows()], recipe), recipe.batch, Layout(micro_batch=2), replica=0
     )
     del parts
     torch.use_deterministic_algorithms(False)
@@ -129,7 +130,8 @@ def run_plain(rank: int, world_size: int, timed: int) -> tuple[float, list[float
     losses, walls, spent = [], [], 0.0
     for step in range(1, WARM + timed + 1):
         before, started = cpu_seconds(), time.perf_counter()
-        losses.append(training.step(step, *batches.fetch(step))[0])
+        batch = batches.fetch(step)
+        losses.append(training.step(step, batch.tokens, batch.targets)[0])
         if step > WARM:
             spent += cpu_seconds() - before
             walls.append(time.perf_counter() - started)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -13,18 +14,21 @@ import torch.nn.functional as F
 
 from llmtrain.config.layout import Layout
 from llmtrain.config.model import RopeConfig
-from llmtrain.config.numerics import LearningRateConfig
+from llmtrain.config.numerics import LearningRateConfig, StabilityConfig
+from llmtrain.config.recipe import BatchConfig
+from llmtrain.corpus.samples import Samples
 from llmtrain.corpus.sampling import SampleOrder
 from llmtrain.engine.data import TrainingBatches, ValidationBatches
 from llmtrain.engine.failures import NumericError, RestoreError, describe, error_class
 from llmtrain.engine.model.norms import Norm
 from llmtrain.engine.model.rope import rotary_frequencies, rotary_table, rotate
 from llmtrain.engine.model.stage import vocabulary_rows
-from llmtrain.engine.optimizer import clip_factor, learning_rate
+from llmtrain.engine.numerics.windows import clip_factor
 from llmtrain.engine.parallel.collectives import TensorParallel, vocabulary_cross_entropy
 from llmtrain.engine.parallel.groups import Group
 from llmtrain.engine.parallel.pipeline import stage_places
 from llmtrain.engine.rank_env import read_rank_env
+from llmtrain.engine.schedule import learning_rate
 from llmtrain.engine.state import state_pieces
 from llmtrain.engine.step import Wishes, train_step
 from llmtrain.errors import CheckpointError, ConfigError, CorpusError, UsageError
@@ -144,15 +148,15 @@ def test_replicas_share_each_global_batch(layout: Layout) -> None:
     for step in (1, 5, 200):
         rows = [
             TrainingBatches(
-                source, sequence=32, global_batch=8, seed=7, layout=layout, replica=replica
+                Samples([source], sequence=32, seed=7), BatchConfig(global_size=8), layout, replica
             ).fetch(step)
             for replica in range(layout.dp)
         ]
         windows = [source.window(order.window(sample), 32) for sample in range(8 * (step - 1), 8 * step)]
-        assert torch.cat([tokens for tokens, _ in rows]).tolist() == [
+        assert torch.cat([row.tokens for row in rows]).tolist() == [
             window[:-1].tolist() for window in windows
         ]
-        assert torch.cat([targets for _, targets in rows]).tolist() == [
+        assert torch.cat([row.targets for row in rows]).tolist() == [
             window[1:].tolist() for window in windows
         ]
 
@@ -166,11 +170,13 @@ def test_validation_sequences_are_dealt_once(dp: int, micro: int, asked: int) ->
     lengths = set()
     for replica in range(dp):
         part = ValidationBatches(
-            source, sequence=32, sequences=asked, layout=Layout(dp=dp, micro_batch=micro), replica=replica
+            [source], sequence=32, sequences=asked, layout=Layout(dp=dp, micro_batch=micro), replica=replica
         )
-        lengths.add(len(part.tokens))
+        lengths.add(len(part.batch.tokens))
         seen += [
-            row for row, weight in zip(part.tokens.tolist(), part.weights.tolist(), strict=True) if weight
+            row
+            for row, weight in zip(part.batch.tokens.tolist(), part.weights.tolist(), strict=True)
+            if weight
         ]
     count = min(asked, source.windows(32))
     assert len(lengths) == 1
@@ -196,7 +202,8 @@ def test_clip_factor() -> None:
 
 @pytest.mark.parametrize("poison", [math.nan, math.inf])
 def test_bad_numbers_stop_before_the_weights_change(poison: float) -> None:
-    parts = build(Case(recipe(llama()), Layout(micro_batch=2)), 0)
+    stopping = replace(recipe(llama()), stability=StabilityConfig(nonfinite="stop"))
+    parts = build(Case(stopping, Layout(micro_batch=2)), 0)
     train_step(parts, 1, Wishes())
     with torch.no_grad():
         parts.stages[0].embedding.view(-1)[5 * 48] = poison

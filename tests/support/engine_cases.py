@@ -109,6 +109,8 @@ class Case:
 
     recipe: Recipe
     layout: Layout = field(default_factory=Layout)
+    ranks_per_node: int = 0
+    """Which ranks share a node; 0: all are alike."""
 
 
 @dataclass
@@ -120,6 +122,8 @@ class Outcome:
     validation: float | None = None
     calls: dict[str, dict[str, int]] = field(default_factory=dict)
     """Collectives of the last step, by axis and name."""
+    bytes: dict[str, dict[str, int]] = field(default_factory=dict)
+    """Bytes of the tensors of the last step's collectives, by axis and name."""
 
 
 def build(case: Case, rank: int) -> Parts:
@@ -129,8 +133,9 @@ def build(case: Case, rank: int) -> Parts:
         case.layout,
         rank,
         choose_device(0, "cpu"),
-        train=ZipfWindows(),
-        validation=ZipfWindows(2_000, seed=2),
+        train=[ZipfWindows()],
+        validation=[ZipfWindows(2_000, seed=2)],
+        ranks_per_node=case.ranks_per_node,
     )
     parts.buckets.initialise(case.recipe.train.seed)
     return parts
@@ -147,7 +152,9 @@ def run_case(rank: int, case: Case) -> Outcome:
         outcome.losses.append(result.loss)
         outcome.norms.append(result.grad_norm)
     outcome.calls = {group.axis: dict(group.traffic.calls) for group in parts.groups.all()}
-    outcome.validation = validate(parts)
+    outcome.bytes = {group.axis: dict(group.traffic.bytes) for group in parts.groups.all()}
+    found = validate(parts)
+    outcome.validation = None if found is None else found.loss
     return outcome
 
 

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from llmtrain.config.model import ModelConfig
 from llmtrain.config.recipe import Recipe
+from llmtrain.engine.data import Batch
 
 
 class PlainBlock(nn.Module):
@@ -192,9 +193,8 @@ class PlainTraining:
                 parameter.copy_(master)
         return total, norm
 
-    def run(
-        self, fetch: Callable[[int], tuple[Tensor, Tensor]], steps: int
-    ) -> tuple[list[float], list[float]]:
+    def run(self, fetch: Callable[[int], Batch], steps: int) -> tuple[list[float], list[float]]:
         """Losses and norms of the first steps; `fetch(step)` gives the global batch."""
-        results = [self.step(step, *fetch(step)) for step in range(1, steps + 1)]
+        batches = (fetch(step) for step in range(1, steps + 1))
+        results = [self.step(step, batch.tokens, batch.targets) for step, batch in enumerate(batches, 1)]
         return [loss for loss, _ in results], [norm for _, norm in results]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
@@ -50,17 +51,18 @@ class Attention(nn.Module):
             self.q_norm = HeadNorm(f"{name}.q_norm", self.head_dim, model.norm_epsilon)
             self.k_norm = HeadNorm(f"{name}.k_norm", self.head_dim, model.norm_epsilon)
 
-    def forward(self, inputs: Tensor, table: RotaryTable | None) -> Tensor:
-        """[s, b, h] -> [s, b, h]."""
+    def forward(self, inputs: Tensor, table: RotaryTable | None, mask: Tensor | None = None) -> Tensor:
+        """[s, b, h] -> [s, b, h]. `mask` [b, 1, s, s] says which keys each query sees; None: all up to
+        itself."""
         packed = self.qkv(inputs)
         heads = packed.view(*packed.shape[:2], self.heads + 2 * self.kv_heads, self.head_dim)
         if self.recompute:
-            mixed = checkpoint(self._core, heads, table, use_reentrant=False, preserve_rng_state=False)
+            mixed = checkpoint(self._core, heads, table, mask, use_reentrant=False, preserve_rng_state=False)
         else:
-            mixed = self._core(heads, table)
+            mixed = self._core(heads, table, mask)
         return self.out(mixed)
 
-    def _core(self, heads: Tensor, table: RotaryTable | None) -> Tensor:
+    def _core(self, heads: Tensor, table: RotaryTable | None, mask: Tensor | None) -> Tensor:
         """[s, b, q + 2k, d] -> [s, b, q d]."""
         query, key, value = heads.split((self.heads, self.kv_heads, self.kv_heads), dim=2)
         if self.q_norm is not None and self.k_norm is not None:
@@ -71,7 +73,8 @@ class Attention(nn.Module):
             query.permute(1, 2, 0, 3),
             key.permute(1, 2, 0, 3),
             value.permute(1, 2, 0, 3),
-            is_causal=True,
+            attn_mask=mask,
+            is_causal=mask is None,
             enable_gqa=self.heads != self.kv_heads,
         )
         return mixed.permute(2, 0, 1, 3).flatten(2)
@@ -119,19 +122,26 @@ class Block(nn.Module):
         name = f"layers.{layer}"
         partial = tp.sequence_parallel
         self.recompute = recompute == "full"
+        self.dtype: torch.dtype | None = None
+        """Format that it computes in, when that is not the activations'; its weights must be of it."""
         self.attention_norm = Norm(model, f"{name}.attention_norm", partial_over_tp=partial)
         self.attention = Attention(model, f"{name}.attention", tp, recompute=recompute == "selective")
         self.ffn_norm = Norm(model, f"{name}.ffn_norm", partial_over_tp=partial)
         self.ffn = FeedForward(model, f"{name}.ffn", tp)
 
-    def forward(self, inputs: Tensor, table: RotaryTable | None) -> Tensor:
-        """[s, b, h] -> [s, b, h]."""
+    def forward(self, inputs: Tensor, table: RotaryTable | None, mask: Tensor | None = None) -> Tensor:
+        """[s, b, h] -> [s, b, h]; `mask` as `Attention`'s."""
+        hidden = inputs if self.dtype is None else inputs.to(self.dtype)
         if self.recompute and self.training:
-            return checkpoint(self._layer, inputs, table, use_reentrant=False, preserve_rng_state=False)
-        return self._layer(inputs, table)
+            hidden = checkpoint(
+                self._layer, hidden, table, mask, use_reentrant=False, preserve_rng_state=False
+            )
+        else:
+            hidden = self._layer(hidden, table, mask)
+        return hidden if self.dtype is None else hidden.to(inputs.dtype)
 
-    def _layer(self, inputs: Tensor, table: RotaryTable | None) -> Tensor:
-        inputs = inputs + self.attention(self.attention_norm(inputs), table)
+    def _layer(self, inputs: Tensor, table: RotaryTable | None, mask: Tensor | None) -> Tensor:
+        inputs = inputs + self.attention(self.attention_norm(inputs), table, mask)
         return inputs + self.ffn(self.ffn_norm(inputs))
 
 

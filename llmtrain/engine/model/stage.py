@@ -11,10 +11,12 @@ from dataclasses import dataclass
 from functools import partial
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from llmtrain.config.model import ModelConfig
 from llmtrain.engine.model.block import Block
+from llmtrain.engine.model.documents import document_mask, rotary_table_at
 from llmtrain.engine.model.norms import Norm
 from llmtrain.engine.model.parameters import LogicalTensor, ModelParameter, ParameterSpec, parameters_of
 from llmtrain.engine.model.rope import rotary_table
@@ -76,6 +78,8 @@ class ModelStage(nn.Module):
                 self.head = vocabulary_matrix(model, EMBEDDING if tied else "head.weight", tp, shared=shared)
         self.first_row = vocabulary_rows(model.vocab, tp)[0]
         self.table: tuple[Tensor, Tensor] | None = None
+        self.z_loss = 0.0
+        """Weight of the squared log of the softmax's denominator in the training loss."""
         self.weights: Weights = WeightsInPlace()
 
     def sites(self) -> list[Sequence[ModelParameter]]:
@@ -96,18 +100,24 @@ class ModelStage(nn.Module):
                 self.model.rope, int(self.model.head_dim or 0), self.model.sequence, device
             )
 
-    def forward(self, inputs: Tensor) -> Tensor:
+    def forward(self, inputs: Tensor, positions: Tensor | None = None) -> Tensor:
         """Tokens [b, s] on the first stage, else [s, b, h] ([s/n, b, h] under sequence parallelism) -> the
-        latter."""
-        hidden, site = inputs, 0
+        latter. `positions` [b, s] are places in documents, between which no token attends; None: places in
+        the sequence, which is all one document."""
+        hidden, site, table, mask = inputs, 0, self.table, None
+        if positions is not None:
+            mask = document_mask(positions)
+            table = None if table is None else rotary_table_at(table, positions)
         if self.place.is_first:
-            hidden, site = self.weights.use(0, self._embed, inputs), 1
+            hidden, site = self.weights.use(0, partial(self._embed, positions), inputs), 1
         for block in self.blocks:
-            hidden, site = self.weights.use(site, partial(block, table=self.table), hidden), site + 1
+            work = partial(block, table=table, mask=mask)
+            hidden, site = self.weights.use(site, work, hidden), site + 1
         return hidden if self.final_norm is None else self.weights.use(site, self.final_norm, hidden)
 
     def losses(self, hidden: Tensor, targets: Tensor) -> Tensor:
-        """[s, b, h], targets [b, s] -> cross-entropy of each token, [s, b] in FP32. Last stage only."""
+        """[s, b, h], targets [b, s] -> cross-entropy of each token, [s, b] in FP32; 0 where the target is
+        negative: nothing is predicted there. Last stage only."""
         site = self.place.is_first + len(self.blocks) + 1
         return self.weights.use(site, partial(self._losses, targets), hidden)
 
@@ -115,20 +125,25 @@ class ModelStage(nn.Module):
         if self.head is None:
             raise RuntimeError(f"stage {self.place.index} of {self.place.stages} has no head")
         logits = column_linear(hidden, self.head, None, self.tp)
-        flat = vocabulary_cross_entropy(logits.flatten(0, 1), targets.t().flatten(), self.first_row, self.tp)
-        return flat.view(logits.shape[:2])
+        z_loss = self.z_loss if self.training else 0.0
+        flat = vocabulary_cross_entropy(
+            logits.flatten(0, 1), targets.t().flatten(), self.first_row, self.tp, z_loss
+        )
+        return flat.view(logits.shape[:2]).masked_fill(targets.t() < 0, 0.0)
 
-    def _embed(self, tokens: Tensor) -> Tensor:
+    def _embed(self, positions: Tensor | None, tokens: Tensor) -> Tensor:
         if self.embedding is None:
             raise RuntimeError("only the first stage embeds tokens")
         hidden = vocabulary_embedding(tokens.t(), self.embedding, self.first_row, self.tp)
         if self.positions is None:
             return hidden
-        rows: Tensor = self.positions
+        own = slice(None)
         if self.tp.sequence_parallel:
             share = self.model.sequence // self.tp.size
-            rows = self.positions[self.tp.index * share : (self.tp.index + 1) * share]
-        return hidden + rows.unsqueeze(1)
+            own = slice(self.tp.index * share, (self.tp.index + 1) * share)
+        if positions is not None:
+            return hidden + F.embedding(positions.t()[own], self.positions)
+        return hidden + self.positions[own].unsqueeze(1)
 
 
 def vocabulary_rows(vocab: int, tp: TensorParallel) -> tuple[int, int]:
