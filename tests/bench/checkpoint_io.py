@@ -26,10 +26,12 @@ import torch.distributed.checkpoint as dcp
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Shard
 
+from llmtrain.engine.checkpoint.background import BackgroundSaves
 from llmtrain.engine.checkpoint.choose import choose_checkpoint
+from llmtrain.engine.checkpoint.exchange import beside
 from llmtrain.engine.checkpoint.load import load_pieces
 from llmtrain.engine.checkpoint.pieces import Piece, Ranks
-from llmtrain.engine.checkpoint.save import save_checkpoint
+from llmtrain.engine.checkpoint.save import Saved, save_checkpoint
 from llmtrain.run.checkpoints import CheckpointInfo, newest_valid
 from tests.support.ranks import run_ranks
 
@@ -65,6 +67,8 @@ def summarise(results: list[list[dict[str, float]]]) -> dict[str, Any]:
     pairs = {
         "save / raw write": ("save", "raw write"),
         "save / dcp.save": ("save", "dcp.save"),
+        "stall of a background save / dcp.save": ("stall", "dcp.save"),
+        "stall of a background save / stall of dcp.async_save": ("stall", "dcp.async_save stall"),
         "load / dcp.load": ("load", "dcp.load"),
         "load re-sharded / dcp.load": ("load re-sharded", "dcp.load"),
         "verify and load / dcp.load": ("verify and load", "dcp.load"),
@@ -92,15 +96,22 @@ def bench_rank(rank: int, world_size: int, parameters: int, rounds: int) -> list
     dist.broadcast_object_list(folders)
     folder = Path(folders[0])
     ranks = Ranks(rank, world_size, lambda text: gathered(text, world_size))
+    own_rows = [
+        Piece(key, (rows, 2048), (rank * own, 0), (own, 2048), 0, tensor.view(-1))
+        for key, tensor in local.items()
+    ]
+    saves = BackgroundSaves(folder / "background", own_rows, beside(ranks, "save"), writer="1", incremental=0)
     found: list[dict[str, float]] = []
     try:
         for number in range(rounds + 1):
-            measured = one_round(folder / str(number), local, zeros, rows, ranks, mesh)
+            measured = one_round(folder / str(number), local, zeros, rows, ranks, mesh, saves)
             if number:  # the first one warms up
                 found.append(measured)
             dist.barrier()
             if rank == 0:
                 shutil.rmtree(folder / str(number))
+                shutil.rmtree(folder / "background")
+            dist.barrier()
     finally:
         if rank == 0:
             shutil.rmtree(folder, ignore_errors=True)
@@ -114,6 +125,7 @@ def one_round(
     rows: int,
     ranks: Ranks,
     mesh: Any,
+    saves: BackgroundSaves,
 ) -> dict[str, float]:
     """Every variant once."""
     own, rank = rows // ranks.world_size, ranks.rank
@@ -141,6 +153,13 @@ def one_round(
         "save": timed(lambda: save_checkpoint(folder / "ours", info, pieces(local), ranks)),
         "dcp.save": timed(lambda: dcp.save(distributed(local), checkpoint_id=folder / "dcp")),
     }
+    measured["stall"] = timed(lambda: saves.start(info, lambda *_: None, own={}, incremental=False))
+    assert isinstance(saves.wait(), Saved)
+    pending: list[Any] = []
+    measured["dcp.async_save stall"] = timed(
+        lambda: pending.append(dcp.async_save(distributed(local), checkpoint_id=folder / "dcp-async"))
+    )
+    pending[0].result()
     chosen = newest_valid(folder / "ours", checksums=False)
     assert chosen.checkpoint is not None
     path = chosen.checkpoint.path

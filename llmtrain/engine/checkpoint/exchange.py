@@ -10,7 +10,7 @@ import json
 from collections.abc import Sequence
 from datetime import timedelta
 
-import torch.distributed as dist
+from torch.distributed.distributed_c10d import PrefixStore, _get_default_store
 
 from llmtrain.engine.checkpoint.pieces import Ranks
 
@@ -33,8 +33,8 @@ class StoreExchange:
     def __init__(self, name: str, rank: int, world_size: int, limit: timedelta = LIMIT) -> None:
         """`name` tells it apart from others. To be called on all ranks, after the process group is up."""
         self._rank, self._world_size = rank, world_size
-        shared = dist.distributed_c10d._get_default_store()
-        self._store = dist.PrefixStore(f"llmtrain/{name}", shared.clone())
+        own = _get_default_store().clone()  # type: ignore[attr-defined]  # the stubs lack it
+        self._store = PrefixStore(f"llmtrain/{name}", own)
         self._store.set_timeout(limit)
         self._round = self._turn = 0
 
