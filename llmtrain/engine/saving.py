@@ -43,7 +43,10 @@ class CheckpointFolder:
         return self._pieces
 
     def info(self, progress: Progress) -> CheckpointInfo:
-        """What a checkpoint of the state says besides its tensors."""
+        """What a checkpoint of the state says besides its tensors; to be asked by all ranks when they save.
+        What gradient compression still owes is no part of it, so that no layout is bound to it: it is dropped
+        now, and a run that goes on computes what a resumed one does."""
+        self._parts.buckets.forget_errors()
         return checkpoint_info(self._parts.recipe, self._run_id, self._parts.layout, progress)
 
     def save(self, progress: Progress) -> Checkpoint:
