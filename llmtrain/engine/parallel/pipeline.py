@@ -9,15 +9,14 @@ tensor-parallel degree.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from copy import copy
 from dataclasses import replace
 from functools import partial
+from itertools import repeat
 from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.pipelining import PipelineStage
 from torch.distributed.pipelining.schedules import (
     Schedule1F1B,
     ScheduleGPipe,
@@ -32,6 +31,7 @@ from llmtrain.engine.device import Device
 from llmtrain.engine.model.stage import ModelStage, StagePlace
 from llmtrain.engine.parallel.collectives import TensorParallel
 from llmtrain.engine.parallel.groups import Groups
+from llmtrain.engine.parallel.timed_stage import TimedStage
 from llmtrain.engine.parallel.zero_bubble import ZeroBubble
 from llmtrain.plan.schedules import split_layers
 
@@ -45,12 +45,19 @@ class Passes(Protocol):
         """From the next step on, micro-batches have another size."""
         ...
 
-    def train(self, tokens: Tensor, targets: Tensor, scale: float) -> Tensor | None:
-        """Tokens and targets [m b, s] forward and backward; return the sum over micro-batches of `scale` x
-        mean loss, detached, on the last stage."""
+    def in_format(self, dtype: torch.dtype) -> Passes:
+        """The same passes, whose stages hand each other activations of another format."""
         ...
 
-    def evaluate(self, tokens: Tensor, targets: Tensor) -> Tensor | None:
+    def train(
+        self, tokens: Tensor, targets: Tensor, scale: float, positions: Tensor | None = None
+    ) -> Tensor | None:
+        """Tokens and targets [m b, s] forward and backward; return the sum over micro-batches of `scale` x
+        mean loss, detached, on the last stage. `positions` [m b, s] are places in documents, where these
+        count."""
+        ...
+
+    def evaluate(self, tokens: Tensor, targets: Tensor, positions: Tensor | None = None) -> Tensor | None:
         """Tokens and targets [m b, s] forward only; return the summed token losses of each sequence, [m b]
         in FP64, on the last stage."""
         ...
@@ -67,81 +74,43 @@ class SinglePass:
         """See `Passes.use_micro_batch`."""
         self._micro_batch = size
 
-    def train(self, tokens: Tensor, targets: Tensor, scale: float) -> Tensor | None:
+    def in_format(self, dtype: torch.dtype) -> Passes:
+        """See `Passes.in_format`; one stage hands nothing on."""
+        return self
+
+    def train(
+        self, tokens: Tensor, targets: Tensor, scale: float, positions: Tensor | None = None
+    ) -> Tensor | None:
         """See `Passes.train`."""
         total = torch.zeros((), device=tokens.device)
-        batches = zip(tokens.split(self._micro_batch), targets.split(self._micro_batch), strict=True)
-        for index, (inputs, goals) in enumerate(batches):
-            loss = self.clock.run("forward", 0, index, partial(self._loss, inputs, goals, scale))
+        for index, batch in enumerate(_split(tokens, targets, positions, self._micro_batch)):
+            loss = self.clock.run("forward", 0, index, partial(self._loss, *batch, scale))
             total += loss.detach()
             self.clock.run("backward", 0, index, loss.backward)
         return total
 
-    def _loss(self, inputs: Tensor, goals: Tensor, scale: float) -> Tensor:
-        return self._stage.losses(self._stage(inputs), goals).mean() * scale
+    def _loss(self, inputs: Tensor, goals: Tensor, places: Tensor | None, scale: float) -> Tensor:
+        return self._stage.losses(self._stage(inputs, places), goals).mean() * scale
 
     @torch.no_grad()
-    def evaluate(self, tokens: Tensor, targets: Tensor) -> Tensor | None:
+    def evaluate(self, tokens: Tensor, targets: Tensor, positions: Tensor | None = None) -> Tensor | None:
         """See `Passes.evaluate`."""
-        batches = zip(tokens.split(self._micro_batch), targets.split(self._micro_batch), strict=True)
+        batches = _split(tokens, targets, positions, self._micro_batch)
         return torch.cat(
-            [_sequence_losses(self._stage, self._stage(inputs), goals) for inputs, goals in batches]
+            [
+                _sequence_losses(self._stage, self._stage(inputs, places), goals)
+                for inputs, goals, places in batches
+            ]
         )
 
 
-class _Stage(PipelineStage):
-    """A pipeline stage whose passes are timed, and whose receive buffers live no longer than they are
-    needed: torch would keep one for every micro-batch of a step, both ways."""
-
-    passes: PipelinePass
-
-    def _setup_forward_recv_info(self, num_microbatches: int, has_backward: bool) -> None:
-        super()._setup_forward_recv_info(1, has_backward)
-        self.args_recv_info = {index: _unfilled(self.args_recv_info[0]) for index in range(num_microbatches)}
-
-    def _setup_backward_recv_info(self, num_microbatches: int) -> None:
-        super()._setup_backward_recv_info(1)
-        self.chunks = num_microbatches
-        self.grad_recv_info = {index: _unfilled(self.grad_recv_info[0]) for index in range(num_microbatches)}
-
-    def _get_recv_ops(self, recv_infos: Any) -> Any:
-        for info in recv_infos:
-            if not info.is_root_arg and info.tensor_meta is not None:
-                info.buffer = self.passes.new_activation()
-        return super()._get_recv_ops(recv_infos)
-
-    def _retrieve_recv_activations(self, fwd_chunk_id: int) -> Any:
-        received = super()._retrieve_recv_activations(fwd_chunk_id)
-        self.args_recv_info[fwd_chunk_id] = _unfilled(self.args_recv_info[fwd_chunk_id])
-        return received
-
-    def _retrieve_recv_grads(self, bwd_chunk_id: int) -> Any:
-        received = super()._retrieve_recv_grads(bwd_chunk_id)
-        self.grad_recv_info[bwd_chunk_id] = _unfilled(self.grad_recv_info[bwd_chunk_id])
-        return received
-
-    def forward_one_chunk(self, fwd_chunk_id: int, *args: Any, **kwargs: Any) -> Any:
-        """One micro-batch forward."""
-        work = partial(super().forward_one_chunk, fwd_chunk_id, *args, **kwargs)
-        return self.passes.clock.run("forward", self.stage_index, fwd_chunk_id, work)
-
-    def backward_one_chunk(self, bwd_chunk_id: int, *args: Any, **kwargs: Any) -> Any:
-        """One micro-batch backward."""
-        work = partial(super().backward_one_chunk, bwd_chunk_id, *args, **kwargs)
-        return self.passes.clock.run("backward", self.stage_index, bwd_chunk_id, work)
-
-    def backward_weight_one_chunk(self, bwd_chunk_id: int, *args: Any, **kwargs: Any) -> Any:
-        """The weight gradients of one micro-batch (zero bubble)."""
-        work = partial(super().backward_weight_one_chunk, bwd_chunk_id, *args, **kwargs)
-        return self.passes.clock.run("weight", self.stage_index, bwd_chunk_id, work)
-
-
-def _unfilled(infos: Any) -> Any:
-    """Copies of receive descriptions, without their buffers."""
-    copies = tuple(copy(info) for info in infos)
-    for info in copies:
-        info.buffer = None
-    return copies
+def _split(
+    tokens: Tensor, targets: Tensor, positions: Tensor | None, size: int
+) -> Iterator[tuple[Tensor, Tensor, Tensor | None]]:
+    """Micro-batches of [m b, s]: tokens, targets and positions."""
+    places = repeat(None) if positions is None else iter(positions.split(size))
+    for inputs, goals in zip(tokens.split(size), targets.split(size), strict=True):
+        yield inputs, goals, next(places)
 
 
 class PipelinePass:
@@ -159,15 +128,28 @@ class PipelinePass:
         self.clock = Clock(device)
         self._losses = 0
         self._stages, self._groups, self._layout = stages, groups, layout
-        self._dtype, self._device = dtype, device.torch_device
+        self._dtype, self._device = dtype, device
         self._scale = 1.0
         self._last = next((stage for stage in stages if stage.place.is_last), None)
         self._schedules: dict[int, Any] = {}
+        self._in_other_formats: dict[torch.dtype, PipelinePass] = {}
 
     def use_micro_batch(self, size: int) -> None:
         """See `Passes.use_micro_batch`."""
         self._layout = replace(self._layout, micro_batch=size)
         self._schedules.clear()
+        self._in_other_formats.clear()
+
+    def in_format(self, dtype: torch.dtype) -> Passes:
+        """See `Passes.in_format`."""
+        if dtype == self._dtype:
+            return self
+        found = self._in_other_formats.get(dtype)
+        if found is None:
+            found = PipelinePass(self._stages, self._groups, self._layout, dtype=dtype, device=self._device)
+            self._in_other_formats[dtype] = found
+        found.clock = self.clock
+        return found
 
     def _schedule(self, micro_batches: int) -> Any:
         found = self._schedules.get(micro_batches)
@@ -177,16 +159,16 @@ class PipelinePass:
             self._schedules[micro_batches] = found
         return found
 
-    def _pipeline_stage(self, stage: ModelStage) -> PipelineStage:
+    def _pipeline_stage(self, stage: ModelStage) -> TimedStage:
         shape = (self._layout.micro_batch, stage.model.sequence)
-        tokens = torch.empty(shape, dtype=torch.int64, device=self._device)
+        tokens = torch.empty(shape, dtype=torch.int64, device=self._device.torch_device)
         activation = self.new_activation().requires_grad_()
         put_off = stage.tp.put_off
-        made = _Stage(
+        made = TimedStage(
             stage,
             stage.place.index,
             stage.place.stages,
-            self._device,
+            self._device.torch_device,
             input_args=tokens if stage.place.is_first else activation,
             output_args=activation,
             group=self._groups.pp.handle,
@@ -200,7 +182,7 @@ class PipelinePass:
         model, tp = self._stages[0].model, self._stages[0].tp
         rows = model.sequence // (tp.size if tp.sequence_parallel else 1)
         shape = (rows, self._layout.micro_batch, model.hidden)
-        return torch.empty(shape, dtype=self._dtype, device=self._device)
+        return torch.empty(shape, dtype=self._dtype, device=self._device.torch_device)
 
     def _loss(self, hidden: Tensor, targets: Tensor) -> Tensor:
         if self._last is None:
@@ -211,31 +193,33 @@ class PipelinePass:
             "loss", last.place.index, index, lambda: last.losses(hidden, targets).mean() * self._scale
         )
 
-    def train(self, tokens: Tensor, targets: Tensor, scale: float) -> Tensor | None:
+    def train(
+        self, tokens: Tensor, targets: Tensor, scale: float, positions: Tensor | None = None
+    ) -> Tensor | None:
         """See `Passes.train`."""
         self._scale, self._losses = scale, 0
         losses: list[Tensor] = []
         inputs = (tokens,) if self._stages[0].place.is_first else ()
+        places = {} if positions is None else {"positions": positions}
         schedule = self._schedule(len(tokens) // self._layout.micro_batch)
         if self._last is None:
-            schedule.step(*inputs, return_outputs=False)
+            schedule.step(*inputs, **places, return_outputs=False)
             return None
-        schedule.step(*inputs, target=targets, losses=losses, return_outputs=False)
+        schedule.step(*inputs, **places, target=targets, losses=losses, return_outputs=False)
         return torch.stack([loss.detach() for loss in losses]).sum()
 
     @torch.no_grad()
-    def evaluate(self, tokens: Tensor, targets: Tensor) -> Tensor | None:
+    def evaluate(self, tokens: Tensor, targets: Tensor, positions: Tensor | None = None) -> Tensor | None:
         """See `Passes.evaluate`. Micro-batches flow through the stages in order; nothing is kept for a
         backward pass."""
         results: list[Tensor] = []
         sending: list[tuple[Any, Tensor]] = []
         received = self.new_activation()
         for stage in self._stages:
-            size = self._layout.micro_batch
-            for inputs, goals in zip(tokens.split(size), targets.split(size), strict=True):
+            for inputs, goals, places in _split(tokens, targets, positions, self._layout.micro_batch):
                 if not stage.place.is_first:
                     dist.recv(received, self._neighbour(stage.place, -1), group=self._groups.pp.handle)
-                hidden = stage(inputs if stage.place.is_first else received)
+                hidden = stage(inputs if stage.place.is_first else received, places)
                 if stage.place.is_last:
                     results.append(_sequence_losses(stage, hidden, goals))
                 else:
