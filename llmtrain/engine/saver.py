@@ -35,6 +35,7 @@ class Saver:
         self._config, self._is_first = parts.recipe.checkpoint, parts.groups.rank == 0
         self._checkpoints, self._emit = checkpoints, emit
         self._saves: BackgroundSaves = checkpoints.in_background()
+        parts.optimizer.before_change = self.before_change
         self._saved_step = -1
         self._saved_at = time.monotonic()
         self._failures = 0
@@ -80,6 +81,10 @@ class Saver:
             if isinstance(outcome, CheckpointError):
                 raise outcome
         self._tell_phase("finish", progress.step)
+
+    def before_change(self) -> None:
+        """The state is about to change: wait for a copy of it that is being made."""
+        self._saves.finish_copy()
 
     def settle(self) -> None:
         """Wait for the save under way: before the state is taken back to a checkpoint."""

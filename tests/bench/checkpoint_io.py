@@ -153,7 +153,9 @@ def one_round(
         "save": timed(lambda: save_checkpoint(folder / "ours", info, pieces(local), ranks)),
         "dcp.save": timed(lambda: dcp.save(distributed(local), checkpoint_id=folder / "dcp")),
     }
-    measured["stall"] = timed(lambda: saves.start(info, lambda *_: None, own={}, incremental=False))
+    measured["stall"] = timed(
+        lambda: (saves.start(info, lambda *_: None, own={}, incremental=False), saves.finish_copy())
+    )
     assert isinstance(saves.wait(), Saved)
     pending: list[Any] = []
     measured["dcp.async_save stall"] = timed(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 
 import torch
@@ -44,9 +45,13 @@ class HostCopy:
         return self._block.numel()
 
     def take(self) -> None:
-        """Copy all pieces as they are now; done on return."""
-        with torch.no_grad():
+        """Copy all pieces as they are now; done on return. The device must have finished changing them."""
+        devices = {source.device for source in self._sources if source.is_cuda}
+        streams = [torch.cuda.Stream(device) for device in devices]
+        with torch.no_grad(), ExitStack() as beside:
+            for stream in streams:  # the copy must not queue up between the kernels of a step
+                beside.enter_context(torch.cuda.stream(stream))
             for source, target in zip(self._sources, self._targets, strict=True):
                 target.copy_(source, non_blocking=True)
-        for device in {source.device for source in self._sources if source.is_cuda}:
-            torch.cuda.synchronize(device)
+        for stream in streams:
+            stream.synchronize()
