@@ -114,6 +114,7 @@ class DocumentTokens:
     def __init__(self, tokens: TokenFile) -> None:
         """Raises CorpusError."""
         self._tokens, self._index = tokens, DocumentIndex(TokenFileBounds(tokens))
+        self.path = tokens.path
 
     def windows(self, sequence: int) -> int:
         """See `TokenFile.windows`."""

@@ -72,6 +72,8 @@ class Samples:
         """`documents` are the same sources where documents count. Raises ValueError when one has no
         window."""
         self._sources, self._documents, self.sequence = list(sources), documents, sequence
+        self.reading = ""
+        """File that is being read, or was last."""
         self._blend = Blend(weights) if len(sources) > 1 else None
         self._orders = [
             SampleOrder(source.windows(sequence), seed_of(seed, at)) for at, source in enumerate(sources)
@@ -85,6 +87,7 @@ class Samples:
     def read(self, sample: int) -> Sample:
         """Read one sample; raises CorpusError naming the file that cannot be read."""
         corpus, window = self.place(sample)
+        self.reading = str(getattr(self._sources[corpus], "path", ""))
         tokens = self._sources[corpus].window(window, self.sequence)
         begins = None if self._documents is None else self._documents[corpus].begins(window, self.sequence)
         return Sample(tokens, begins, sample_digest(sample, tokens))

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -51,14 +52,46 @@ class Batch:
         )
 
 
+class Batches(Protocol):
+    """Where a replica's batches come from."""
+
+    @property
+    def micro_batches(self) -> int:
+        """Micro-batches of this replica in a global batch of the final size."""
+        ...
+
+    @property
+    def busiest(self) -> int:
+        """Those of the replica that has most."""
+        ...
+
+    @property
+    def reading(self) -> str:
+        """File that is being read, or was last."""
+        ...
+
+    def use_micro_batch(self, size: int) -> None:
+        """From the next fetch on, micro-batches have another size."""
+        ...
+
+    def fetch(self, step: int) -> Batch:
+        """A step's batch, on the host. Raises CorpusError naming the file that cannot be read."""
+        ...
+
+
 class TrainingBatches:
     """One replica's share of every global batch."""
 
     def __init__(self, samples: Samples, batch: BatchConfig, layout: Layout, replica: int) -> None:
         self._samples, self._batch, self._layout, self._replica = samples, batch, layout, replica
-        self.micro_batches = self.micro_batches_at(batch.global_size)
-        self.busiest = max(layout.micro_batches(batch.global_size))
-        """Micro-batches of the replica that has most."""
+        self.micro_batches = self.busiest = 0
+        self.use_micro_batch(layout.micro_batch)
+
+    def use_micro_batch(self, size: int) -> None:
+        """See `Batches.use_micro_batch`."""
+        self._layout = replace(self._layout, micro_batch=size)
+        counts = self._layout.micro_batches(self._batch.global_size)
+        self.micro_batches, self.busiest = counts[self._replica], max(counts)
 
     def micro_batches_at(self, global_batch: int) -> int:
         """Micro-batches of this replica in a global batch of some size."""
@@ -70,8 +103,13 @@ class TrainingBatches:
         first = self._batch.samples_before(step) + self._layout.first_sample(self._replica, size)
         return range(first, first + self.micro_batches_at(size) * self._layout.micro_batch)
 
+    @property
+    def reading(self) -> str:
+        """File that is being read, or was last."""
+        return self._samples.reading
+
     def fetch(self, step: int) -> Batch:
-        """Read a step's samples, on the host. Raises CorpusError naming the file that cannot be read."""
+        """See `Batches.fetch`."""
         read = [self._samples.read(sample) for sample in self.samples_of(step)]
         first, size = self._batch.samples_before(step), self._batch.at(step)
         return _stack(

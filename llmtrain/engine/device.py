@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -13,6 +14,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import torch.utils.deterministic
+
+from llmtrain.plan.bucket_packing import default_bucket_bytes
 
 COLLECTIVE_TIMEOUT = timedelta(minutes=10)
 """A last resort against a peer that hangs; the supervisor's heartbeats notice much earlier."""
@@ -47,8 +50,8 @@ class Device:
 
     @property
     def bucket_bytes(self) -> int:
-        """FP32 bytes of a gradient bucket: large enough for full link speed, small enough to overlap."""
-        return (256 if self.is_cuda else 16) << 20
+        """FP32 bytes of a gradient bucket."""
+        return default_bucket_bytes(on_cpu=not self.is_cuda)
 
     def synchronize(self) -> None:
         """Wait for all queued kernels; nothing to wait for on a CPU."""
@@ -75,11 +78,62 @@ class Device:
             return torch.cuda.max_memory_reserved(self.torch_device)
         return resident_bytes()
 
+    def pin(self, tensor: torch.Tensor) -> torch.Tensor:
+        """A host tensor from which a copy to the device runs beside everything else; nothing to do on a
+        CPU."""
+        return tensor.pin_memory() if self.is_cuda else tensor
+
+    def peak_memory_in_use(self) -> int:
+        """Peak bytes of live tensors (CUDA) or of the process (CPU) since `forget_peak_memory`."""
+        if self.is_cuda:
+            return torch.cuda.max_memory_allocated(self.torch_device)
+        return _status_bytes("VmHWM")
+
+    def forget_peak_memory(self) -> None:
+        """Begin a new peak at what is in use now."""
+        if self.is_cuda:
+            torch.cuda.reset_peak_memory_stats(self.torch_device)
+            return
+        with suppress(OSError):  # The kernel may not let a process do it; the peak is then that of its life.
+            Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
+
+    def memory_capacity(self, ranks_on_host: int) -> int:
+        """Bytes that this rank may use: its GPU's, or an equal share of the host's memory."""
+        if self.is_cuda:
+            return int(torch.cuda.mem_get_info(self.torch_device)[1])
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // max(1, ranks_on_host)
+
+    def allocation_retries(self) -> int:
+        """How often the allocator had to empty its cache and try again; a CPU's never does."""
+        if self.is_cuda:
+            return int(torch.cuda.memory_stats(self.torch_device).get("num_alloc_retries", 0))
+        return 0
+
+    def release_cached_memory(self) -> None:
+        """Give unused memory that the allocator keeps back to the device."""
+        if self.is_cuda:
+            torch.cuda.empty_cache()
+
     def upload(self, tensor: torch.Tensor) -> torch.Tensor:
         """Move a host tensor to the device; asynchronous from pinned memory on CUDA."""
+        if not self.is_cuda:
+            return tensor
+        pinned = tensor if tensor.is_pinned() else tensor.pin_memory()
+        return pinned.to(self.torch_device, non_blocking=True)
+
+    def use_in_thread(self) -> None:
+        """Make it the calling thread's device: CUDA's choice is per thread, and another one's costs its
+        memory."""
         if self.is_cuda:
-            return tensor.pin_memory().to(self.torch_device, non_blocking=True)
-        return tensor
+            torch.cuda.set_device(self.torch_device)
+
+
+def _status_bytes(name: str) -> int:
+    """A figure of /proc/self/status, which tells kibibytes."""
+    for line in Path("/proc/self/status").read_text(encoding="ascii").splitlines():
+        if line.startswith(f"{name}:"):
+            return int(line.split()[1]) * 1024
+    return resident_bytes()
 
 
 def resident_bytes() -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import torch.distributed as dist
 
@@ -10,9 +11,11 @@ from llmtrain.corpus.corpora import open_corpora
 from llmtrain.engine.build import Parts, build_parts
 from llmtrain.engine.clock import TraceFile, trace_place
 from llmtrain.engine.device import choose_device, init_process_group
-from llmtrain.engine.failures import FailedInStep
+from llmtrain.engine.failures import FailedInStep, error_class
 from llmtrain.engine.flight import flight
 from llmtrain.engine.loop import Loop, peak_flops
+from llmtrain.engine.micro_batch import DeviceMeter, MicroBatchControl
+from llmtrain.engine.prefetch import PrefetchedBatches
 from llmtrain.engine.process import StopFlag
 from llmtrain.engine.rank_env import RankEnv
 from llmtrain.engine.saving import CheckpointFolder
@@ -21,6 +24,7 @@ from llmtrain.events.schema import Notice, Payload, PhaseStarted, RankFinished, 
 from llmtrain.run.data_file import read_data_file
 from llmtrain.run.job_file import AttemptFile, JobFile
 from llmtrain.run.layout import RunDir
+from llmtrain.run.memory_file import MemoryFile, write_memory_file
 
 Emit = Callable[[Payload], None]
 
@@ -57,12 +61,17 @@ def run_rank(
         validation=corpora.validation,
         ranks_per_node=env.local_world_size,
     )
+    batches = PrefetchedBatches(parts.batches, device, parts.steps)
+    parts = replace(parts, batches=batches)
     emit(PhaseStarted(phase="load"))
     checkpoints = CheckpointFolder(run.checkpoints, job.run_id, parts, writer=f"attempt {attempt.number}")
     progress, name, reason = checkpoints.restore(attempt.restore)
     if env.rank == 0:
         emit(Restored(step=progress.step, checkpoint=name, reason=reason))
         _warn_about_restart(progress.step, reason, emit)
+    capacity = device.memory_capacity(env.local_world_size)
+    micro_batch = MicroBatchControl(parts, emit, DeviceMeter(device, capacity))
+    micro_batch.begin(run, progress.extra, progress.step)
     peak = peak_flops(accelerator, recipe.precision.mode)
     loop = Loop(
         parts,
@@ -74,11 +83,17 @@ def run_rank(
             run.attempt(env.attempt).rank_trace(env.rank),
             trace_place(parts.groups, parts.layout, parts.batches.micro_batches),
         ),
+        micro_batch=micro_batch,
     )
     try:
         ended = loop.run(progress)
     except BaseException as error:
+        if error_class(error) == "out_of_memory":
+            note = MemoryFile(rank=env.rank, step=loop.step, layout=parts.layout)
+            write_memory_file(run, attempt.number, note)
         raise FailedInStep(loop.step, error) from error
+    finally:
+        batches.close()
     leave(parts)
     emit(RankFinished(reason=ended, step=loop.step))
 
