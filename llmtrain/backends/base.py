@@ -74,6 +74,8 @@ class Node:
     """Variables that its ranks get before those of the profile, e.g. the name of its network interface."""
     gpus: tuple[str, ...] = ()
     """UUIDs of its GPUs, where they are known."""
+    switch: str = ""
+    """The switch that it hangs on, where that is known."""
 
 
 class Backend(Protocol):

@@ -22,6 +22,7 @@ from llmtrain.backends.slurm_nodes import as_nodes, fit_nodes, survey_nodes
 from llmtrain.backends.slurm_refusals import SlurmError, SlurmUnreachableError
 from llmtrain.backends.slurm_states import ALIVE, HOPELESS_REASONS, one_of
 from llmtrain.backends.survey import Survey
+from llmtrain.backends.switches import profile_switches, with_switches
 from llmtrain.config.cluster import ClusterProfile
 from llmtrain.config.job import JobSpec
 from llmtrain.config.slurm import python_of_ranks, slurm_config
@@ -60,6 +61,7 @@ class SlurmBackend:
         self._polled, self._status = float("-inf"), JobStatus(state=JobState.PENDING)
         self._node_list, self._began = "", False
         self._binds: bool | None = None
+        self._switches: Mapping[str, Sequence[str]] | None = None
 
     # ---- where the user types
     def check(self, spec: JobSpec, run: RunDir, *, fewest: int | None = None) -> Sequence[Problem]:
@@ -194,7 +196,7 @@ class SlurmBackend:
         """Nodes that the job has now and that are fit; PreflightError when a job starts with too few."""
         at_first = spec.cluster.nodes - spec.cluster.spares if fewest is None else fewest
         needed = 1 if self._began else at_first
-        nodes = fit_nodes(self.survey(run.path), needed=needed, interface=self._interface)
+        nodes = self._placed(fit_nodes(self.survey(run.path), needed=needed, interface=self._interface))
         self._began = True
         return nodes
 
@@ -220,7 +222,13 @@ class SlurmBackend:
 
     def as_nodes(self, reports: Mapping[str, Report]) -> Sequence[Node]:
         """The nodes of some reports."""
-        return as_nodes(reports, self._interface)
+        return self._placed(as_nodes(reports, self._interface))
+
+    def _placed(self, nodes: Sequence[Node]) -> list[Node]:
+        """Nodes with the switches that the profile, or SLURM, says they hang on."""
+        if self._switches is None:
+            self._switches = profile_switches(self._cluster) or self._calls.switches()
+        return with_switches(nodes, self._switches)
 
     @property
     def _interface(self) -> str:

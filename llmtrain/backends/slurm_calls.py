@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from llmtrain.backends.slurm_refusals import SlurmError, SlurmUnreachableError, refusal
 from llmtrain.backends.slurm_states import JobRow, account_rows, queue_rows
 from llmtrain.config.hosts import expand_entry
+from llmtrain.errors import ConfigError
 from llmtrain.transport.base import Transport, TransportError
 
 QUEUE_COLUMNS = (
@@ -116,6 +117,13 @@ class SlurmCalls:
             return {}
         return {row.name: row for line in text.splitlines() if (row := _node_row(line)) is not None}
 
+    def switches(self) -> dict[str, tuple[str, ...]]:
+        """Leaf switch -> its nodes; {} when SLURM knows of none, or does not answer."""
+        try:
+            return leaf_switches(self._run("scontrol", "--oneliner", "show", "topology"))
+        except (SlurmError, ConfigError):
+            return {}
+
     def partitions(self) -> list[str]:
         """Names of all partitions; [] when SLURM does not answer."""
         try:
@@ -145,6 +153,17 @@ class SlurmCalls:
         if done.exit_code:
             raise refusal("sbatch" if "sbatch" in argv else argv[0], stderr or stdout)
         return stdout
+
+
+def leaf_switches(text: str) -> dict[str, tuple[str, ...]]:
+    """`SwitchName=leaf1 Level=0 LinkSpeed=1 Nodes=node[1-2]` lines; switches of switches are left out."""
+    found = {}
+    for line in text.splitlines():
+        fields = dict(word.split("=", 1) for word in line.split() if "=" in word)
+        if fields.get("Level") == "0" and "SwitchName" in fields and "Nodes" in fields:
+            hosts, _ = expand_entry(fields["Nodes"], "")
+            found[fields["SwitchName"]] = tuple(host.name for host in hosts)
+    return found
 
 
 def _node_row(line: str) -> NodeRow | None:

@@ -20,6 +20,7 @@ from llmtrain.backends.preflight import (
     gpus_promised,
 )
 from llmtrain.backends.survey import REPORT_SECONDS, SOCKET_VARIABLES, Survey, ask, judged, nonce_file
+from llmtrain.backends.switches import profile_switches, with_switches
 from llmtrain.config.cluster import ClusterProfile
 from llmtrain.config.hosts import Host, expand_hosts, read_hostfile
 from llmtrain.config.job import JobSpec
@@ -114,7 +115,7 @@ class SshBackend:
             address, device = address_of(report, self._interface)
             environment = dict.fromkeys(SOCKET_VARIABLES, device) if device else {}
             nodes.append(Node(name=name, address=address, environment=environment, gpus=report.gpu_uuids))
-        return nodes
+        return with_switches(nodes, profile_switches(self._cluster))
 
     # ---- looking at the nodes
     @property

@@ -14,7 +14,7 @@ from statistics import median
 SLOW_NODE: Mapping[str, float] = {"cuda": 0.6, "cpu": 0.4}
 """Share of the median node's bandwidth below which a node is slow; half of a bonded link is 0.5."""
 SLOW_PAIR: Mapping[str, float] = {"cuda": 0.4, "cpu": 0.2}
-"""Share of what both nodes reach elsewhere below which one pair is slow: other traffic may share its way."""
+"""Share of what both nodes reach elsewhere below which one pair is slow: others may share its way."""
 SLOW_PRODUCT: Mapping[str, float] = {"cuda": 0.85, "cpu": 0.4}
 """Share of the median rate below which a GPU or a core is slow. Cores, and what gloo sends by them, are shared
 with other work."""

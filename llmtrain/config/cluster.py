@@ -68,6 +68,11 @@ class InterNodeConfig:
     interface: str = ""
     """Network interface on every node that carries rendezvous and collectives, e.g. `ib0`; default: the one
     that the node is reached on."""
+    switches: dict[str, tuple[Annotated[str, Verbatim()], ...]] = field(default_factory=dict)
+    """Leaf switch -> its nodes, `{leaf1: ['node[01-16]'], leaf2: ['node[17-32]']}`.
+
+    Stages of one pipeline are placed under one switch. Default on SLURM: what `scontrol show topology` says.
+    """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -71,10 +71,26 @@ def _interface(profile: ClusterProfile) -> Iterator[Problem]:
         yield Problem("inter_node.interface", message, "e.g. `eth0`, `ib0`")
 
 
+@rule("inter_node")
+def _switches(profile: ClusterProfile) -> Iterator[Problem]:
+    switches = profile.inter_node.switches if profile.inter_node else {}
+    first: dict[str, str] = {}
+    for switch, entries in switches.items():
+        place = f"inter_node.switches.{switch}"
+        hosts, problems = expand_hosts(entries, place)
+        yield from (replace(problem, where=place) for problem in problems)
+        for host in hosts:
+            other = first.setdefault(host.name, switch)
+            if other != switch:
+                message = f"`{host.name}` hangs on {other} already"
+                yield Problem(place, message, "name the leaf switch of every node once")
+
+
 SSH_RULES: tuple[Rule[ClusterProfile], ...] = (
     _section_goes_with_its_kind,
     _nodes_are_named,
     _login,
     _python,
     _interface,
+    _switches,
 )

@@ -13,7 +13,7 @@ import traceback
 from pathlib import Path
 
 from llmtrain.engine.process import StopFlag, die_with_parent, dump_stacks_on_signal, redirect_output
-from llmtrain.engine.rank_env import RankEnv, read_rank_env
+from llmtrain.engine.rank_env import RankEnv, check_place, read_rank_env
 from llmtrain.engine.standby import wait_in_standby
 from llmtrain.errors import LlmtrainError, UsageError
 from llmtrain.events.schema import PhaseStarted, RankFailed, RankStarted
@@ -52,6 +52,7 @@ def _train(run: RunDir, env: RankEnv, writer: EventWriter, stop: StopFlag) -> in
 
         job = read_job_file(run.job_json)
         attempt = read_attempt_file(run.attempt(env.attempt).attempt_json)
+        check_place(env, attempt.ranks)
         run_rank(run, env, job, attempt, emit=writer.emit, stop=stop)
     except BaseException as error:
         traceback.print_exc()

@@ -4,7 +4,7 @@ the environment."""
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from llmtrain.errors import Problem, UsageError
@@ -38,6 +38,25 @@ class RankEnv:
     attempt: int
     standby: bool = False
     """Whether it is to wait until the attempt begins: until its standard input ends."""
+
+
+def check_place(env: RankEnv, ranks: Sequence[Sequence[int]]) -> None:
+    """Raise UsageError when this rank is not the one that its node and place there stand for in the attempt.
+
+    A rank that is there twice, or a node that took another one's number, would otherwise show as a hang.
+    """
+    if not ranks:
+        return
+    try:
+        meant = ranks[env.node_rank][env.local_rank]
+    except IndexError:
+        meant = None
+    if meant != env.rank:
+        should = "no rank is meant to be" if meant is None else f"rank {meant} is meant to be"
+        raise UsageError(
+            f"this is rank {env.rank}, but {should} at local rank {env.local_rank} of node {env.node_rank}",
+            hint="attempt.json says which ranks each node has; start ranks with `llmtrain launch`",
+        )
 
 
 def read_rank_env(environment: Mapping[str, str] | None = None) -> RankEnv:

@@ -104,11 +104,11 @@ class LinkCheck:
         answers, failed = self._for_all(self._pair, pairs)
         errors = {pair: str(error) for pair, error in failed.items()}
         for pair in pairs:
-            if pair in answers:
-                self._pairs[pair] = max(self._pairs.get(pair, 0.0), answers[pair])
-            else:
-                self._pairs.setdefault(pair, 0.0)
-                self._errors[pair] = errors[pair]
+            known = pair if pair in self._pairs else pair[::-1]
+            key = known if known in self._pairs else pair
+            self._pairs[key] = max(self._pairs.get(key, 0.0), answers.get(pair, 0.0))
+            if pair in errors:
+                self._errors[key] = errors[pair]
 
     def _pair(self, pair: Pair) -> float:
         """Bandwidth between two nodes, bytes/s. Raises TransportError."""

@@ -6,6 +6,7 @@ from dataclasses import asdict
 from typing import Any
 
 from llmtrain.config.layout import Layout
+from llmtrain.plan.placement import placement_document
 from llmtrain.plan.plan import Candidate, MemoryBytes, Plan, Prediction, Rung
 
 
@@ -15,6 +16,7 @@ def plan_document(plan: Plan) -> dict[str, Any]:
         "schema": 1,
         "model": {"parameters": plan.model.parameters, "flops_per_token": plan.model.flops_per_token},
         "plans": [candidate_document(candidate) for candidate in plan.plans],
+        "placement": placement_document(plan.plans[0].layout, plan.gpus_per_node),
         "ladder": [_rung(rung) for rung in plan.ladder],
         "problems": [
             {"where": problem.where, "message": problem.message, "hint": problem.hint}

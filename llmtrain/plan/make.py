@@ -70,6 +70,7 @@ def make_plan(
         refused=_groups(found.refused),
         evaluated=found.evaluated,
         reliability=failures,
+        gpus_per_node=evaluator.machine.gpus_per_node,
         proposals=tuple(proposals(spec.recipe, evaluator.machine, features, evaluator.error)),
     )
 

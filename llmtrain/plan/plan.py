@@ -178,6 +178,8 @@ class Plan:
     """Of the first plan."""
     proposals: tuple[Proposal, ...] = ()
     """What comes nearest to the recipe's `request`."""
+    gpus_per_node: int
+    """Ranks that a full node holds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

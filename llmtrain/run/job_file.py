@@ -43,6 +43,8 @@ class AttemptFile:
     layout: Layout
     nodes: tuple[str, ...]
     """Host names, in node-rank order."""
+    ranks: tuple[tuple[int, ...], ...] = ()
+    """Ranks of each node, by local rank; (): not written down."""
     restore: Literal["fresh", "newest"]
     """`fresh`: the run has no history, start from the seed.
 

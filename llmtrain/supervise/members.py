@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from llmtrain.backends.base import AllocationBackend, Backend, Node, PreflightBackend, ReturnBackend
+from llmtrain.plan.placement import ranks_on_nodes
 from llmtrain.run.job_file import JobFile
 from llmtrain.run.ladder_file import read_allowance, read_ladder
 from llmtrain.run.layout import RunDir
@@ -19,7 +20,6 @@ from llmtrain.supervise.membership import (
     choose,
     due,
     fewest_nodes,
-    ranks_on_nodes,
     reliable_first,
     with_losses,
     with_returned,
@@ -149,5 +149,5 @@ class Members:
         nodes = tuple(self._backend.nodes(self._job.spec, self._run_dir))
         left = {node.name for node in nodes}
         gone = [node.name for node in self.nodes if node.name not in left | set(record.away)]
-        self.nodes = nodes
-        return with_losses(record, gone, "the scheduler took it away", time.time())
+        self._take(nodes)
+        return with_losses(record, gone, "the scheduler took it away, or it is not fit any more", time.time())

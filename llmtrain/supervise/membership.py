@@ -10,6 +10,7 @@ from llmtrain.config.layout import Layout
 from llmtrain.errors import InfeasibleError, Problem
 from llmtrain.events.schema import NodeChanged
 from llmtrain.plan.ladder import lowest_rung
+from llmtrain.plan.placement import check_rank_order, near_pipelines, rank_order, ranks_on_nodes
 from llmtrain.run.job_file import JobFile
 from llmtrain.run.ladder_file import Allowance, FrozenRung
 from llmtrain.run.record import NodeLoss, RunRecord
@@ -46,6 +47,9 @@ def choose(
         layout, rung = chosen.layout, chosen.nodes
     shares = ranks_on_nodes(layout, per_node)
     used, idle = left[: len(shares)], left[len(shares) :]
+    # Machines under one switch hold the stages of one pipeline.
+    used = [used[place] for place in near_pipelines(layout, per_node, [node.switch for node in used])]
+    check_rank_order(rank_order(layout, per_node), layout.world_size)
     plan = AttemptPlan(
         number=number,
         layout=layout,
@@ -61,12 +65,6 @@ def choose(
 def reliable_first(nodes: Sequence[Node], suspects: Mapping[str, str]) -> tuple[Node, ...]:
     """Nodes in their order, those with a recent conviction behind all others."""
     return tuple(sorted(nodes, key=lambda node: node.name in suspects))
-
-
-def ranks_on_nodes(layout: Layout, per_node: int) -> tuple[int, ...]:
-    """Ranks of each node: full nodes first, neighbours in rank stay on one node."""
-    full, rest = divmod(layout.world_size, per_node)
-    return (per_node,) * full + ((rest,) if rest else ())
 
 
 def fewest_nodes(job: JobFile, record: RunRecord, allowance: Allowance | None) -> int:

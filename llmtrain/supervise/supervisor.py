@@ -13,6 +13,7 @@ from llmtrain.config.codec import to_json
 from llmtrain.errors import ExitStatus, InfeasibleError, LlmtrainError
 from llmtrain.events.schema import AttemptEnded, AttemptStarted, Decided, Notice, RunEnded
 from llmtrain.events.writer import EventWriter
+from llmtrain.plan.placement import rank_order
 from llmtrain.run.checkpoints import ever_committed, list_checkpoints
 from llmtrain.run.job_file import AttemptFile, JobFile, write_attempt_file
 from llmtrain.run.layout import RunDir
@@ -27,6 +28,7 @@ from llmtrain.supervise.limits import Limits
 from llmtrain.supervise.look_back import close_abandoned
 from llmtrain.supervise.members import Members
 from llmtrain.supervise.membership import node_changes, with_losses
+from llmtrain.supervise.pace import Pace
 from llmtrain.supervise.policy import Budget, Decision, History, decide, past_budget, short_of_nodes
 from llmtrain.supervise.standby import StandbyKeeper, StandbySettings
 
@@ -40,6 +42,7 @@ class Supervisor:
         self._run_dir, self._job, self._backend, self._lease = run, job, backend, lease
         self._control, self._limits = control, limits
         self._record = read_record(run)
+        self._pace = Pace()
         self._members = Members(run, job, backend, limits)
         self._standby = StandbyKeeper(run, backend, limits, standby_settings(job), self._environment())
         self._writer: EventWriter | None = None
@@ -135,7 +138,9 @@ class Supervisor:
             return Decision(action="give_up", reason=error.text(), exit_status=error.exit_status)
         record = AttemptRecord(number=number, started=started, nodes=tuple(node.name for node in plan.nodes))
         self._begin(plan, record, first, reason, writer)
-        result = self._runner(plan, writer).run()
+        runner = self._runner(plan, writer)
+        result = runner.run()
+        self._pace = runner.pace
         self._finish(record, result, time.monotonic() - clock, writer)
         return self._decide(result, first, writer)
 
@@ -151,6 +156,7 @@ class Supervisor:
             number=plan.number,
             layout=plan.layout,
             nodes=record.nodes,
+            ranks=rank_order(plan.layout, self._job.spec.cluster.gpus_per_node),
             restore="newest" if plan.number > 1 or has_history else "fresh",
         )
         write_attempt_file(attempt.attempt_json, file)
@@ -186,6 +192,7 @@ class Supervisor:
             environment=self._environment(),
             when_orphaned=self._orphan_command(),
             standby=self._standby,
+            pace=self._pace,
         )
 
     def _environment(self) -> dict[str, str]:

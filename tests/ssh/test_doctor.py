@@ -91,6 +91,7 @@ def test_a_slow_link_and_a_slow_processor_are_convicted_and_used_last(bed_home, 
     ssh_bed.restore()
 
     # The next run, of four nodes and a spare, keeps a convicted node in reserve and says so.
+    (tmp_path / "corpus").mkdir()
     run = ssh_runs.make_run(tmp_path / "runs" / "run", profile, steps=2)
     runs.use_corpus(run, runs.prepared_corpus(tmp_path / "corpus"))
     try:
