@@ -15,7 +15,9 @@ from llmtrain.supervise.attempt_plan import AttemptPlan, AttemptResult
 from llmtrain.supervise.control import Control
 from llmtrain.supervise.crew import Crew
 from llmtrain.supervise.detect import Finding, detect, ended_well
+from llmtrain.supervise.inquiry import Inquiry
 from llmtrain.supervise.limits import Limits
+from llmtrain.supervise.pace import Pace
 from llmtrain.supervise.policy import AttemptEnd
 from llmtrain.supervise.standby import StandbyKeeper
 from llmtrain.supervise.start_up import StartUp
@@ -41,13 +43,16 @@ class AttemptRunner:
         environment: dict[str, str],
         when_orphaned: tuple[str, ...] = (),
         standby: StandbyKeeper,
+        pace: Pace | None = None,
     ) -> None:
+        """`pace` is that of the attempt before."""
         self._plan, self._limits, self._control, self._writer = plan, limits, control, writer
         self._standby = standby
         waiting = standby.take(plan)
         self._is_warm = waiting is not None
         self._crew = waiting or Crew(run, plan, backend)
         self._crew.note, self._crew.renew = self._note, renew
+        self._crew.reports.pace = (pace or Pace()).for_next_attempt()
         self._start_up = StartUp(
             self._crew,
             limits,
@@ -55,7 +60,13 @@ class AttemptRunner:
             when_orphaned=when_orphaned,
             is_stop_wanted=lambda: control.wish() is not None,
         )
+        self._inquiry = Inquiry(self._crew, limits)
         self._tear_down = TearDown(run, self._crew, backend, limits, control)
+
+    @property
+    def pace(self) -> Pace:
+        """How long steps and phases have taken so far."""
+        return self._crew.reports.pace
 
     def run(self) -> AttemptResult:
         """Start, watch and tear down; whatever happens, nothing is left running that could be ended."""
@@ -82,7 +93,9 @@ class AttemptRunner:
             crew.pump()
             found = detect(crew.state, crew.reports, self._limits, time.monotonic())
             if found and not self._may_be_an_echo(found[0]):
-                return found[0]
+                first = found[0] if found[0].kind != "hang" else self._inquiry.confirm(found[0])
+                if first is not None:
+                    return first
             if ended_well(crew.reports) or self._control.wish() is not None:
                 return None
             self._standby.look(crew, self._note)

@@ -38,6 +38,10 @@ class Finding:
     """Of `rank_failed`: the step that it was in."""
     is_echo: bool = False
     """Whether it is more likely a consequence than a cause."""
+    silent: float = 0.0
+    """Of `hang`: seconds without a sign of life."""
+    limit: float = 0.0
+    """Of `hang`: seconds that were allowed."""
 
 
 def detect(state: RunState, reports: Reports, limits: Limits, now: float) -> tuple[Finding, ...]:
@@ -150,15 +154,20 @@ def _silence(state: RunState, reports: Reports, limits: Limits, now: float) -> I
     if not busy:
         return
     newest = max(busy, key=lambda rank: (rank.last_seen, rank.phase_time))
-    silent, limit = now - reports.last_event, limits.phase(newest.phase)
+    generous = limits.phase(newest.phase)
+    # What ranks are seen to do between two events puts off the limit that follows from measured times; the
+    # generous one allows for no more events than it says.
+    silent, limit = now - (reports.last_sign or now), reports.pace.limit(newest.phase, generous)
+    if now - reports.last_event > generous:
+        silent, limit = now - reports.last_event, generous
     if silent > limit:
         late = min(busy, key=lambda rank: (rank.step, rank.last_seen))
         message = (
             f"no rank has finished anything for {silent:.0f} s in phase `{newest.phase}` "
-            f"(limit {limit:g} s); "
+            f"(limit {limit:.3g} s); "
             f"furthest behind: rank {late.rank}, in phase `{late.phase}` of step {late.step}"
         )
-        yield Finding(kind="hang", message=message, at=now, rank=late.rank)
+        yield Finding(kind="hang", message=message, at=now, rank=late.rank, silent=silent, limit=limit)
 
 
 def describe_exit(code: int) -> str:

@@ -7,6 +7,11 @@ from dataclasses import dataclass, field
 from llmtrain.agent import messages
 from llmtrain.events.event import Event, decode_line
 from llmtrain.events.schema import RankFailed, RankFinished
+from llmtrain.supervise.evidence import RankEvidence, parse_evidence
+from llmtrain.supervise.pace import Pace
+
+JITTER_SECONDS = 0.5
+"""Delay of a message that does not make a moment another one."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -30,6 +35,24 @@ class NodeReport:
     script_ended: messages.ScriptEnded | None = None
     script_ended_at: float = 0.0
     gone: messages.Gone | None = None
+    moved: float | None = None
+    """When one of its ranks was seen last to do something; None where that cannot be seen."""
+    looked: float = 0.0
+    """When its agent told last what it sees."""
+    kernel: tuple[str, ...] = ()
+    """The kernel's lines worth telling."""
+    oom_kills: int = 0
+    """Processes of its control group killed for memory."""
+
+    def take_sight(self, message: messages.Alive | messages.Seen, now: float) -> None:
+        """Take in what its agent sees."""
+        if isinstance(message, messages.Seen):
+            self.looked, self.kernel, self.oom_kills = now, message.kernel, message.oom_kills
+        elif message.quiet is not None:
+            moved = now - message.quiet
+            # The same moment comes back with every message, as early or late as the message is.
+            if self.moved is None or moved > self.moved + JITTER_SECONDS:
+                self.moved = moved
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,6 +97,19 @@ class Reports:
     """When the last event of any rank arrived."""
     notes: list[str] = field(default_factory=list)
     """What agents want a person to know; taken away by the caller."""
+    evidence: dict[int, RankEvidence] = field(default_factory=dict)
+    """Rank -> what its agent saw last."""
+    pace: Pace = field(default_factory=Pace)
+    """How long steps and phases take."""
+
+    @property
+    def last_sign(self) -> float | None:
+        """When any rank showed last that it lives: by an event, or seen from outside. None before the first
+        event."""
+        if self.last_event is None:
+            return None
+        moved = [report.moved for report in self.nodes.values() if report.moved is not None]
+        return max([self.last_event, *moved])
 
     def observe(self, node: int, message: messages.Message | None, now: float) -> Event | None:
         """Take in one line of a node, None at the end of its channel; returns a relayed event to fold."""
@@ -99,6 +135,9 @@ class Reports:
                 report.script_ended, report.script_ended_at = message, now
             case messages.Gone():
                 report.gone = message
+            case messages.Alive() | messages.Seen():
+                report.take_sight(message, now)
+                self._take_evidence(message)
             case messages.Note(message=text):
                 self.notes.append(f"{report.name}: {text}")
             case messages.Relayed(line=line):
@@ -109,10 +148,18 @@ class Reports:
         """Move all clocks on by a time in which the supervisor itself did not run (suspended, stopped)."""
         for report in self.nodes.values():
             report.heard += seconds
+            if report.moved is not None:
+                report.moved += seconds
         if self.last_event is not None:
             self.last_event += seconds
         if self.started is not None:
             self.started += seconds
+
+    def _take_evidence(self, message: messages.Alive | messages.Seen) -> None:
+        for raw in message.ranks if isinstance(message, messages.Seen) else ():
+            found = parse_evidence(raw)
+            if found is not None:
+                self.evidence[found.rank] = found
 
     def _rank_ended(self, node: int, message: messages.RankEnded, now: float) -> None:
         self.node_of[message.rank] = node
@@ -133,6 +180,7 @@ class Reports:
             return None
         if event.source == "rank" and event.rank is not None:
             self.last_event = now
+            self.pace.observe(event)
             match event.payload:
                 case RankFailed() as payload:
                     self.errors.setdefault(event.rank, RankError(rank=event.rank, payload=payload, at=now))

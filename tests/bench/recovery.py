@@ -106,13 +106,11 @@ def one_trial(path: Path, mode: str, ranks: int, hidden: int) -> dict[str, float
 
 def torchrun_trial(run: RunDir, overrides: tuple[str, ...], ranks: int) -> dict[str, float]:
     """The same engine under torchrun alone."""
-    launches.end(launches.launch(run, *overrides, "train.steps=1", home=run.path.parent), 0)
-    shutil.rmtree(run.path)
     launches.end(
         launches.launch(run, *overrides, home=run.path.parent, options=["--detach"]), 0
     )  # for job.json and the corpus
     runs.wait_for(lambda: run.data_json.exists() and run.attempt_numbers(), 120, "the corpus")
-    launches.end(launches.start(run.path.parent, "stop", str(run.path), "--now", home=run.path.parent), 0)
+    launches.start(run.path.parent, "stop", str(run.path), "--now", home=run.path.parent).wait(60)
     runs.clean_up(run)
     shutil.rmtree(run.attempts)
     shutil.rmtree(run.checkpoints, ignore_errors=True)

@@ -1,0 +1,59 @@
+"""What the agents see of their ranks when something is wrong: asked for, waited for briefly, and judged."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+
+from llmtrain.agent import messages
+from llmtrain.supervise.crew import Crew
+from llmtrain.supervise.detect import Finding
+from llmtrain.supervise.evidence import blame
+from llmtrain.supervise.limits import Limits
+
+AGAIN_SECONDS = 1.0
+"""Between two questions to the agents about the same suspicion."""
+BUSY_FACTOR = 4.0
+"""Ranks that compute, so that they may only be slow, are given so many times the limit."""
+
+
+class Inquiry:
+    """Asks the agents of one attempt."""
+
+    def __init__(self, crew: Crew, limits: Limits) -> None:
+        self._crew, self._limits = crew, limits
+        self._asked = float("-inf")
+
+    def ask(self, seconds: float) -> None:
+        """Have all agents that live say what they see; waits at most so long."""
+        asked = self._asked = time.monotonic()
+        reports = self._crew.reports.nodes
+        for node, report in reports.items():
+            if not (report.gone or report.closed):
+                self._crew.fleet.send(node, messages.Look())
+        self._crew.wait(
+            lambda: all(each.gone or each.closed or each.looked >= asked for each in reports.values()),
+            seconds,
+        )
+
+    def confirm(self, hang: Finding) -> Finding | None:
+        """The hang with the ranks named that the others wait for; None while it is too early to tell."""
+        if time.monotonic() - self._asked < AGAIN_SECONDS:
+            return None
+        before = self._crew.reports.last_sign
+        self.ask(self._limits.stacks)
+        if self._crew.reports.last_sign != before:
+            return None
+        found = blame([self._crew.reports.evidence[rank] for rank in sorted(self._crew.reports.evidence)])
+        if found is None:
+            return hang
+        if found.is_busy and hang.silent < BUSY_FACTOR * hang.limit:
+            return None
+        first = found.ranks[0]
+        head, _, _ = hang.message.partition("; furthest behind")
+        return replace(
+            hang,
+            message=f"{head}; {found.reason}",
+            rank=first,
+            node=self._crew.reports.node_of.get(first),
+        )
