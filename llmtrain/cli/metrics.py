@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from llmtrain.observe.exporter import Exporter
 
 PORT = 9477
-LAST_SECONDS = 45.0
-"""How long the last state is offered after a supervisor's end: three scrapes of a usual Prometheus."""
 
 
 def register(app: typer.Typer) -> None:
@@ -46,7 +44,7 @@ def _metrics(
         float, typer.Option(metavar="SECONDS", min=1.0, help="Time between two writes of --text-file.")
     ] = 15.0,
     runs: Runs = Path("runs"),
-    beside_supervisor: Annotated[bool, typer.Option("--beside-supervisor", hidden=True)] = False,
+    outlive: Annotated[float | None, typer.Option(hidden=True)] = None,
 ) -> None:
     """Export metrics of runs to Prometheus; without --listen and --text-file print them once."""
     from llmtrain.observe.exporter import Exporter, exposition, serve
@@ -57,12 +55,12 @@ def _metrics(
     if not listen and not text_file:
         console.emit(exposition(exporter).decode().removesuffix("\n"))
         return
-    leave = _when_input_ends() if beside_supervisor else threading.Event()
+    leave = threading.Event() if outlive is None else _when_input_ends(outlive)
     stop: Callable[[], None] | None = None
     try:
         if listen:
             url, stop = serve(exporter, *_address(listen))
-            console.say(f"metrics at {url}" + ("" if beside_supervisor else "; Ctrl-C ends it"))
+            console.say(f"metrics at {url}" + ("; Ctrl-C ends it" if outlive is None else ""))
         _keep(exporter, text_file, interval, leave)
     except KeyboardInterrupt:
         raise typer.Exit(0) from None
@@ -92,16 +90,16 @@ def _keep(exporter: Exporter, text_file: Path | None, interval: float, leave: th
         leave.wait(interval)
 
 
-def _when_input_ends() -> threading.Event:
-    """Set LAST_SECONDS after the end of standard input, which is that of the supervisor. Takes the processor
-    only when nobody else wants it."""
+def _when_input_ends(seconds: float) -> threading.Event:
+    """Set so long after the end of standard input, which is that of the supervisor. Takes the processor only
+    when nobody else wants it."""
     over = threading.Event()
 
     def wait() -> None:
         with suppress(OSError):
             while os.read(0, 1024):
                 pass
-        time.sleep(LAST_SECONDS)
+        time.sleep(seconds)
         over.set()
 
     os.nice(10)

@@ -134,9 +134,10 @@ class Cost:
         return self.steps + self.notice + self.down + self.start
 
 
-def costs(view: RunView) -> list[Cost]:
+def costs(view: RunView, *, settled: bool = False) -> list[Cost]:
     """The price of every attempt that did not bring the run to its end, in order; the newest one's grows
-    until the next attempt trains."""
+    until the next attempt trains. With `settled` a start counts when it is over, so that no part ever
+    shrinks."""
     attempts = [attempt for attempt in view.state.attempts if attempt.started is not None]
     found = []
     for before, after in zip(attempts, [*attempts[1:], None], strict=False):
@@ -146,6 +147,7 @@ def costs(view: RunView) -> list[Cost]:
             continue
         end = _end(before, view)
         begun = view.now if after is None else after.started or end
+        is_open = settled and after is not None and after.first_step_time is None
         found.append(
             Cost(
                 attempt=before.number,
@@ -153,7 +155,7 @@ def costs(view: RunView) -> list[Cost]:
                 steps=lost_steps_of(before, view.state.attempts) * before.mean_step_seconds,
                 notice=_notice_seconds(before),
                 down=max(0.0, begun - end),
-                start=0.0 if after is None else _start_seconds(after, _end(after, view)),
+                start=0.0 if after is None or is_open else _start_seconds(after, _end(after, view)),
             )
         )
     return found

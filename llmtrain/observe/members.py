@@ -10,7 +10,7 @@ from llmtrain.observe.run_reader import RunView
 
 SLOW_RATIO = 1.2
 """A rank whose own computing takes so many times the median is shown as slow."""
-FEWEST_RANKS = 3
+FEWEST_RANKS = 2
 """Ranks that make a median worth comparing with."""
 
 

@@ -86,19 +86,18 @@ def _run(into: Families, view: RunView) -> None:
 
 
 def _restarts(into: Families, view: RunView) -> None:
-    """Restarts by the finding that made them needed and by what they changed; at least one sample, so that a
-    rate has a beginning."""
+    """Restarts by the finding that made them needed and by what they changed. The sample `none` is always
+    there, so that a run without restarts has a value."""
     run, attempts = view.run.run_id, view.state.attempts
-    counts = Counter(
-        (before.finding or "stop", _level(before, after)) for before, after in pairwise(attempts)
-    )
-    for (finding, level), count in sorted(counts.items()) or [(("none", "none"), 0)]:
+    counts = Counter({("none", "none"): 0})
+    counts.update((before.finding or "stop", _level(before, after)) for before, after in pairwise(attempts))
+    for (finding, level), count in sorted(counts.items()):
         labels = {"class": finding, "level": level}
         into.counter("restarts", "Attempts after the first", count, run=run, **labels)
-    spent: dict[str, float] = defaultdict(float)
-    for cost in costs(view):
-        spent[cost.cause] += cost.total
-    for cause, seconds in sorted(spent.items()) or [("none", 0.0)]:
+    spent: dict[str, float] = {"none": 0.0}
+    for cost in costs(view, settled=True):
+        spent[cost.cause] = spent.get(cost.cause, 0.0) + cost.total
+    for cause, seconds in sorted(spent.items()):
         docs = "Wall time that ends of attempts cost: steps done again, noticing, waiting, starting"
         into.counter("lost_seconds", docs, seconds, run=run, cause=cause)
 

@@ -19,6 +19,8 @@ from llmtrain.run.layout import RunDir
 
 DELAYS = (1.0, 5.0, 30.0, 60.0, 300.0)
 """Seconds before each restart of a process that left; after the last one it is given up."""
+OUTLIVE_SECONDS = 45.0
+"""How long the last state is offered after a supervisor's end: three scrapes of a usual Prometheus."""
 SETTLED_SECONDS = 600.0
 """A process that lived so long has all its restarts again."""
 
@@ -98,4 +100,5 @@ def metrics_command(run: RunDir, metrics: MetricsConfig) -> list[str]:
         options += ["--text-file", metrics.text_file]
     if not options:
         return []
-    return [sys.executable, "-m", "llmtrain", "metrics", str(run.path), *options, "--beside-supervisor"]
+    options += ["--outlive", str(OUTLIVE_SECONDS)]
+    return [sys.executable, "-m", "llmtrain", "metrics", str(run.path), *options]

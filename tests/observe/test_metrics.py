@@ -3,10 +3,7 @@
 import json
 import re
 import shutil
-import socket
 import subprocess
-import time
-import urllib.parse
 import urllib.request
 from pathlib import Path
 
@@ -17,13 +14,9 @@ from llmtrain.cli.main import run as run_command
 from llmtrain.errors import UsageError
 from llmtrain.observe.exporter import Exporter, exposition, serve, write_text_file
 from llmtrain.observe.metrics import families
-from llmtrain.resources import shipped_folder
-from tests.support.run_folder import make_run, supervise, write_attempt
+from tests.support.prometheus import RULES, dashboard_queries, tool
+from tests.support.run_folder import make_run, write_attempt
 from tests.support.sample_events import START, attempt_files, event, step_finished
-
-TEMPLATES = shipped_folder("templates")
-RULES = TEMPLATES / "prometheus-rules.yaml"
-DASHBOARD = TEMPLATES / "grafana-dashboard.json"
 
 
 def samples(text: str) -> dict[tuple[str, ...], float]:
@@ -39,20 +32,20 @@ def exported(*runs) -> str:
     return exposition(Exporter(lambda: runs, forget_seconds=1e12)).decode()
 
 
-def tool(name: str) -> str:
-    found = shutil.which(name)
-    if found is None:
-        pytest.skip(f"needs {name}: apt-get install prometheus")
-    return found
-
-
 def test_values_of_a_restarted_run(tell) -> None:
     found = samples(exported(tell("restarted").run))
     run = "tiny-0003"
     assert found["llmtrain_step", run] == 41
     assert found["llmtrain_steps_executed_total", run] == 28 + 16
     assert found["llmtrain_steps_lost_total", run] == 3
-    assert found["llmtrain_restarts_total", run] == 1
+    assert found["llmtrain_restarts_total", "rank_dead", "same", run] == 1
+    cost = 3 * 0.5 + 0.6 + 3.4 + 2
+    assert found["llmtrain_lost_seconds_total", "rank_dead", run] == pytest.approx(cost)
+    assert found["llmtrain_tokens_total", run] == (28 + 16) * 2048
+    assert found["llmtrain_checkpoint_stall_seconds", run] == 0.01
+    assert found["llmtrain_rank_score", "7", run] == 1
+    assert found["llmtrain_nodes", run, "healthy"] == 1
+    assert found["llmtrain_heartbeat_age_seconds", "localhost", run] >= 0
     assert found["llmtrain_run_state", run, "running"] == 1
     assert sum(value for key, value in found.items() if key[0] == "llmtrain_run_state") == 1
     assert found["llmtrain_loss", run] == pytest.approx(5.5 / 41**0.2)
@@ -169,103 +162,9 @@ def test_rules_and_dashboard_ask_only_for_metrics_that_exist(tell) -> None:
     told = exported(tell("restarted").run, tell("failed").run)
     known = {key[0] for key in samples(told)} | {
         "llmtrain_mfu_ratio",  # not on this CPU run
+        "llmtrain_planned_step_seconds",  # from plan.json
         "llmtrain_nodes_lost",  # from record.json
         "llmtrain_nodes_lost_allowed",
     }
     asked = set(re.findall(r"llmtrain_[a-z_]+", RULES.read_text() + json.dumps(dashboard_queries())))
     assert len(asked) > 20 and asked <= known
-
-
-def dashboard_queries() -> list[str]:
-    panels = json.loads(DASHBOARD.read_text())["panels"]
-    return [target["expr"] for panel in panels for target in panel["targets"]]
-
-
-def test_a_real_prometheus_scrapes_a_run_and_every_panel_has_data(tmp_path) -> None:
-    run = make_run(tmp_path / "runs" / "tiny-0001", steps=100)
-    job = json.loads(run.job_json.read_text())
-    job["spec"]["cluster"]["nodes"] = 10
-    job["spec"]["recipe"]["faults"] = {"node_loss_budget": 0.2}
-    run.job_json.write_text(json.dumps(job))
-    run.record_json.write_text('{"lost_nodes": ["node7"]}')
-    write_attempt(run, 1, attempt_files(1, restored=0, steps=30, world_size=8, start=time.time() - 20))
-    last = event(step_finished(31, loss=2.25), time=time.time(), rank=0)
-    object.__setattr__(last.payload, "mfu", 0.5)
-    write_attempt(run, 1, {"rank-00000.jsonl": [last]})
-    supervise(run)
-    url, stop = serve(Exporter(lambda: [run]), "127.0.0.1", 0)
-    try:
-        with Prometheus(tmp_path / "prometheus", url) as prometheus:
-            prometheus.wait("llmtrain_loss")
-            assert prometheus.value('llmtrain_loss{run="tiny-0001"}') == 2.25
-            assert prometheus.value("llmtrain_nodes_lost_allowed") == 2
-            prometheus.wait("rate(llmtrain_steps_executed_total[5m])")
-            empty = [
-                query for query in dashboard_queries() if not prometheus.query(query.replace("$run", ".*"))
-            ]
-            assert not empty
-            assert prometheus.query('ALERTS{alertname=~"Llmtrain.*"}') == []
-    finally:
-        stop()
-
-
-class Prometheus:
-    """A Prometheus of this machine that scrapes one target every second."""
-
-    def __init__(self, folder: Path, target: str) -> None:
-        self.folder, self.command = folder, tool("prometheus")
-        folder.mkdir()
-        shutil.copy(RULES, folder)
-        address = urllib.parse.urlparse(target).netloc
-        config = {
-            "global": {"scrape_interval": "1s", "evaluation_interval": "1s"},
-            "rule_files": [RULES.name],
-            "scrape_configs": [{"job_name": "llmtrain", "static_configs": [{"targets": [address]}]}],
-        }
-        (folder / "prometheus.yml").write_text(json.dumps(config))
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            self.address = f"127.0.0.1:{free.getsockname()[1]}"
-
-    def __enter__(self):
-        self.log = (self.folder / "log").open("w")
-        self.process = subprocess.Popen(
-            [
-                self.command,
-                f"--config.file={self.folder / 'prometheus.yml'}",
-                f"--storage.tsdb.path={self.folder / 'data'}",
-                f"--web.listen-address={self.address}",
-            ],
-            stdout=self.log,
-            stderr=self.log,
-        )
-        return self
-
-    def __exit__(self, *_) -> None:
-        self.process.terminate()
-        try:
-            self.process.wait(20)
-        except subprocess.TimeoutExpired:
-            self.process.kill()
-            self.process.wait()
-        self.log.close()
-
-    def query(self, expression: str) -> list[dict]:
-        query = urllib.parse.urlencode({"query": expression})
-        with urllib.request.urlopen(f"http://{self.address}/api/v1/query?{query}", timeout=10) as answer:
-            return json.load(answer)["data"]["result"]
-
-    def value(self, expression: str) -> float:
-        [found] = self.query(expression)
-        return float(found["value"][1])
-
-    def wait(self, expression: str, seconds: float = 60) -> None:
-        end = time.monotonic() + seconds
-        while time.monotonic() < end:
-            try:
-                if self.query(expression):
-                    return
-            except OSError:
-                assert self.process.poll() is None, (self.folder / "log").read_text()
-            time.sleep(0.2)
-        pytest.fail(f"no data for {expression} after {seconds} s")
