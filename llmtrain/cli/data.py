@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -12,12 +11,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from llmtrain.cli import console
+from llmtrain.cli.data_audit import audit_run
 from llmtrain.cli.options import Json
-from llmtrain.cli.status import Runs
-from llmtrain.errors import ExitStatus, Problem, UsageError
+from llmtrain.errors import Problem, UsageError
 
 if TYPE_CHECKING:
-    from llmtrain.corpus.audit import Audit
     from llmtrain.corpus.prepared import PreparedCorpus
     from llmtrain.corpus.progress import Progress
 
@@ -38,7 +36,7 @@ def register(app: typer.Typer) -> None:
     group = typer.Typer(help=_HELP, rich_markup_mode=None, no_args_is_help=True)
     group.command("prepare")(_prepare)
     group.command("show")(_show)
-    group.command("audit")(_audit)
+    group.command("audit")(audit_run)
     tokenizers = typer.Typer(help="Train a tokenizer.", rich_markup_mode=None, no_args_is_help=True)
     tokenizers.command("train")(_train_tokenizer)
     group.add_typer(tokenizers, name="tokenizer")
@@ -134,65 +132,6 @@ def _show(
         console.say("all checksums match")
 
 
-def _audit(
-    reference: Annotated[
-        str, typer.Argument(metavar="RUN", help="A run id, the beginning of one, or a path.")
-    ],
-    runs: Runs = Path("runs"),
-    as_json: Json = False,
-) -> None:
-    """Prove from the events of all attempts that every sample was consumed exactly once, or say where not.
-
-    Exit code 1 when it is not proven.
-    """
-    from dataclasses import asdict
-
-    from llmtrain.corpus.audit import audit
-    from llmtrain.corpus.ledger import read_cursors, read_ledgers
-    from llmtrain.run.find import find_run
-
-    run = find_run(reference, runs)
-    cursors, unreadable = read_cursors(run)
-    result = audit(read_ledgers(run), cursors, _global_batch(run.job_json))
-    for name, reason in unreadable.items():
-        result.problem(f"checkpoint {name} cannot be read: {reason}")
-    proven = not result.problems and result.steps > 0
-    if as_json:
-        console.emit_json({"run": run.run_id, "proven": proven, **asdict(result)})
-    else:
-        _print_audit(result, proven)
-    if not proven:
-        raise typer.Exit(ExitStatus.FAILED)
-
-
-def _print_audit(result: Audit, proven: bool) -> None:
-    rows = [
-        [
-            str(a.number),
-            a.started_from,
-            f"{a.first_step}..{a.last_step}" if a.last_step else "-",
-            str(a.kept_steps),
-            str(a.discarded_steps),
-        ]
-        for a in result.attempts
-    ]
-    header = ["ATTEMPT", "STARTED FROM", "STEPS", "KEPT", "DONE AGAIN"]
-    console.emit(console.columns(header, rows, right=(0, 3, 4)))
-    if proven:
-        console.emit(f"exactly once: steps 1..{result.steps}, samples 0..{result.samples - 1}")
-        return
-    console.emit("not proven" if result.steps else "not proven: no step was told")
-    console.say_problems([Problem("", text) for text in result.problems], word="problem")
-
-
-def _global_batch(job_json: Path) -> int | None:
-    """Global batch of the run's recipe, None when job.json cannot be read."""
-    try:
-        return int(json.loads(job_json.read_bytes())["spec"]["recipe"]["batch"]["global"])
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
-
-
 def reporter() -> Callable[[Progress], None]:
     """A function that tells progress on standard error: one line that changes, or a line every few
     seconds."""
@@ -206,13 +145,15 @@ def reporter() -> Callable[[Progress], None]:
         "check": "checking",
         "learn": "reading text",
         "order": "shuffling documents",
+        "compare": "reading samples again",
     }
 
     def report(step: Progress) -> None:
         now = time.monotonic()
         text = phases[step.phase]
         if step.total:
-            text += f": {step.done / step.total:4.0%} of {step.total / 1e6:,.1f} MB"
+            all_of_it = f"{step.total:,} steps" if step.phase == "compare" else f"{step.total / 1e6:,.1f} MB"
+            text += f": {step.done / step.total:4.0%} of {all_of_it}"
         if live:
             sys.stderr.write(f"\r\x1b[K{text}" if step.phase != "merge" else "\r\x1b[K")
             sys.stderr.flush()

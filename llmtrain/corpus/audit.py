@@ -12,7 +12,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from llmtrain.corpus.ledger import AttemptLedger, Cursor, StepRecord
+from llmtrain.config.recipe import BatchConfig
+from llmtrain.corpus.ledger import AttemptLedger, Cursor, Skipped, StepRecord
 
 MOST_PROBLEMS = 100
 
@@ -43,6 +44,14 @@ class Audit:
     """Samples proven to be consumed exactly once, from sample 0 on."""
     discarded_samples: int = 0
     """Samples of discarded steps."""
+    skipped_samples: int = 0
+    """Samples of the history that the weights were not trained on."""
+    skipped: list[Skipped] = field(default_factory=list)
+    """The same, range by range, each with its reason; they may overlap."""
+    told_digests: int = 0
+    """Steps of the history that told a digest of what was read."""
+    compared_digests: int = 0
+    """Of these, steps whose samples were read again and compared (`evidence.py`)."""
     attempts: list[AttemptAudit] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
     """Empty: exactly once is proven for everything that was told."""
@@ -63,11 +72,11 @@ class _Segment:
 
 
 def audit(
-    ledgers: Sequence[AttemptLedger], cursors: Sequence[Cursor] = (), global_batch: int | None = None
-) -> Audit:
-    """Check all attempts of a run, in order; pure.
+    ledgers: Sequence[AttemptLedger], cursors: Sequence[Cursor] = (), batch: BatchConfig | None = None
+) -> tuple[Audit, dict[int, StepRecord]]:
+    """Check all attempts of a run, in order; pure. Returns the verdict and the steps of the history.
 
-    `cursors` are the checkpoints on disk, which must agree; `global_batch` is the recipe's.
+    `cursors` are the checkpoints on disk, which must agree; `batch` is the recipe's.
     """
     result = Audit()
     chain = _history(ledgers, result)
@@ -77,19 +86,46 @@ def audit(
         _follow(segment, history, consumed_after, result)
     result.steps = len(history)
     for record in history.values():
-        if global_batch is not None and record.samples != global_batch:
-            result.problem(
-                f"step {record.step} (attempt {record.attempt}) consumed {record.samples} samples, "
-                f"the recipe's global batch is {global_batch}"
-            )
+        _check_record(record, batch, result)
     _check_discarded(ledgers, history, result)
+    _note_skipped(chain, result)
     for cursor in cursors:
         expected = consumed_after.get(cursor.step)
         if expected is not None and expected != cursor.consumed_samples:
             result.problem(
                 f"checkpoint {cursor.name} says {cursor.consumed_samples} samples, the events say {expected}"
             )
-    return result
+    return result, history
+
+
+def _check_record(record: StepRecord, batch: BatchConfig | None, result: Audit) -> None:
+    who = f"step {record.step} (attempt {record.attempt})"
+    if batch is not None and record.samples != batch.at(record.step):
+        wanted = f"the recipe's global batch is {batch.at(record.step)}"
+        result.problem(f"{who} consumed {record.samples} samples, {wanted}")
+    if record.digest is not None:
+        result.told_digests += 1
+        if record.digest < 0:
+            result.problem(f"{who}: ranks of one replica read different samples")
+
+
+def _note_skipped(chain: Sequence[_Segment], result: Audit) -> None:
+    """Samples that were left out in steps of the history; what a discarded step left out was done again."""
+    result.skipped = [
+        skipped
+        for segment in chain
+        for skipped in segment.ledger.skipped
+        if segment.after < skipped.step <= segment.last
+    ]
+    covered = 0
+    for skipped in sorted(result.skipped, key=lambda skipped: skipped.first_sample):
+        result.skipped_samples += max(0, skipped.end_sample - max(covered, skipped.first_sample))
+        covered = max(covered, skipped.end_sample)
+        if skipped.end_sample > result.samples and not result.problems:
+            result.problem(
+                f"step {skipped.step} left out samples up to {skipped.end_sample - 1}, "
+                f"but only {result.samples} were consumed"
+            )
 
 
 def _history(ledgers: Sequence[AttemptLedger], result: Audit) -> list[_Segment]:
@@ -174,6 +210,11 @@ def _check_discarded(ledgers: Sequence[AttemptLedger], history: dict[int, StepRe
                 result.problem(
                     f"step {record.step} consumed samples {here} in attempt {record.attempt}, "
                     f"but {there} in attempt {same.attempt}"
+                )
+            elif same and None not in (same.digest, record.digest) and same.digest != record.digest:
+                result.problem(
+                    f"step {record.step} read other data in attempt {record.attempt} than in attempt "
+                    f"{same.attempt}, for the same samples"
                 )
         steps = [record.step for record in ledger.steps]
         origin = "nothing" if ledger.restored_step is None else ledger.checkpoint or "seed"

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from llmtrain.errors import CheckpointError
 from llmtrain.events.event import Event
+from llmtrain.events.reactions import SamplesSkipped
 from llmtrain.events.reader import read_events
 from llmtrain.events.schema import CheckpointCommitted, Restored, StepFinished
 from llmtrain.run.checkpoints import list_checkpoints, read_manifest
@@ -21,6 +22,25 @@ class StepRecord:
     step: int
     first_sample: int
     samples: int
+    digest: int | None = None
+    """Of what all ranks read (`samples.py`); -1: ranks of one replica read different samples; None: not
+    told."""
+
+    @property
+    def end_sample(self) -> int:
+        """Sample after the last one."""
+        return self.first_sample + self.samples
+
+
+@dataclass(frozen=True, slots=True)
+class Skipped:
+    """Samples that were consumed but did not change the weights, or whose change was taken back."""
+
+    step: int
+    """Step after which they were found not to count."""
+    first_sample: int
+    samples: int
+    reason: str
 
     @property
     def end_sample(self) -> int:
@@ -40,6 +60,7 @@ class AttemptLedger:
     steps: list[StepRecord] = field(default_factory=list)
     committed: dict[str, int] = field(default_factory=dict)
     """Checkpoints that it committed, with their steps."""
+    skipped: list[Skipped] = field(default_factory=list)
     lost_events: int = 0
     """Events of rank 0 that its writer counted but that are not in the file."""
 
@@ -72,7 +93,10 @@ def ledger_of(number: int, events: Iterable[Event]) -> AttemptLedger:
             case Restored() as restored:
                 ledger.restored_step, ledger.checkpoint = restored.step, restored.checkpoint
             case StepFinished() as done:
-                ledger.steps.append(StepRecord(number, done.step, done.first_sample, done.samples))
+                record = StepRecord(number, done.step, done.first_sample, done.samples, done.data_digest)
+                ledger.steps.append(record)
+            case SamplesSkipped() as left:
+                ledger.skipped.append(Skipped(left.step, left.first_sample, left.samples, left.reason))
             case CheckpointCommitted() as committed:
                 ledger.committed[committed.name] = committed.step
             case _:

@@ -8,16 +8,23 @@ import json
 import pytest
 
 from llmtrain.cli.main import run
-from llmtrain.corpus.audit import audit
+from llmtrain.config.recipe import BatchConfig
+from llmtrain.corpus.audit import Audit
+from llmtrain.corpus.audit import audit as audit_with_history
 from llmtrain.corpus.ledger import AttemptLedger, Cursor, StepRecord, read_ledgers
 from llmtrain.events.schema import CheckpointCommitted, PhaseStarted, Restored, StepFinished
 from llmtrain.events.writer import EventWriter
 from llmtrain.run.layout import RunDir
 
-BATCH = 8
+SIZE = 8
+BATCH = BatchConfig(global_size=SIZE)
 
 
-def attempt(number, after, last, *, checkpoint=None, commits=(), batch=BATCH):
+def audit(*arguments) -> Audit:
+    return audit_with_history(*arguments)[0]
+
+
+def attempt(number, after, last, *, checkpoint=None, commits=(), batch=SIZE):
     """An attempt that did steps (after, last] as it should."""
     ledger = AttemptLedger(number, after, checkpoint)
     ledger.steps = [
@@ -47,7 +54,7 @@ def test_a_run_with_restarts():
     found = audit(three_attempts(), [Cursor("step-00000015", 15, 120)], BATCH)
     assert found.problems == []
     assert (found.steps, found.samples) == (20, 160)
-    assert found.discarded_samples == (3 + 3) * BATCH
+    assert found.discarded_samples == (3 + 3) * SIZE
     rows = [
         (a.started_from, a.first_step, a.last_step, a.kept_steps, a.discarded_steps) for a in found.attempts
     ]
@@ -151,7 +158,7 @@ def run_folder(tmp_path):
             writer.emit(
                 StepFinished(
                     step=step, loss=1.0, grad_norm=1.0, learning_rate=1.0, seconds=1.0, tokens=1,
-                    tokens_per_second=1.0, first_sample=(step - 1) * BATCH, samples=BATCH,
+                    tokens_per_second=1.0, first_sample=(step - 1) * SIZE, samples=SIZE,
                 )
             )  # fmt: skip
             if step == 5:
