@@ -39,6 +39,11 @@ class Device:
         return self.torch_device.type == "cuda"
 
     @property
+    def has_tf32(self) -> bool:
+        """Whether matrix products can run in TF32: on NVIDIA GPUs from Ampere on."""
+        return self.is_cuda and torch.cuda.get_device_capability(self.torch_device) >= (8, 0)
+
+    @property
     def is_host_memory(self) -> bool:
         """Whether tensors lie in host memory, where ranks of one host can share them."""
         return not self.is_cuda

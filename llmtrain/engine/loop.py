@@ -8,6 +8,8 @@ from collections.abc import Callable
 
 from llmtrain.engine.build import Parts
 from llmtrain.engine.clock import TraceFile
+from llmtrain.engine.micro_batch import MicroBatchControl
+from llmtrain.engine.numerics.state import EXTRA_KEY, plain_state
 from llmtrain.engine.saver import Saver
 from llmtrain.engine.saving import CheckpointFolder
 from llmtrain.engine.state import Progress
@@ -41,12 +43,13 @@ class Loop:
         should_stop: Callable[[], bool],
         peak_flops: float | None,
         trace: TraceFile | None = None,
+        micro_batch: MicroBatchControl | None = None,
     ) -> None:
         """`peak_flops` of one accelerator, for MFU; None: not told. `trace` takes the recipe's traced
-        steps."""
+        steps; `micro_batch` may change the micro-batch between two steps."""
         self._parts, self._emit = parts, emit
         self._should_stop = should_stop
-        self._peak, self._trace = peak_flops, trace
+        self._peak, self._trace, self._micro_batch = peak_flops, trace, micro_batch
         self._saver = Saver(parts, checkpoints, emit)
         self.step = 0
         """Step under way, or the last one done."""
@@ -62,23 +65,38 @@ class Loop:
         self._emit(PhaseStarted(phase="step", step=progress.step + 1))
         while progress.step < self._parts.steps:
             self.step = progress.step + 1
-            result = train_step(self._parts, self.step, self._wishes())
+            result = self._train_step()
             progress.step, progress.rate = self.step, result.rate
-            progress.consumed_samples += self._parts.recipe.batch.global_size
+            progress.consumed_samples += self._parts.recipe.batch.at(self.step)
+            progress.extra[EXTRA_KEY] = plain_state(self._parts.guard.state)
             self._tell(result)
             self._trace_if_due()
+            if self._micro_batch is not None:
+                self._micro_batch.after_step(self.step, result.seconds, progress.extra)
             if self.step % COLLECT_EVERY == 0:
                 gc.collect()
             self._validate_if_due()
             if result.wishes.stop and self.step < self._parts.steps:
                 self._saver.last(progress)
                 return "stopped"
-            self._saver.after_step(progress, wished=result.wishes.save)
+            saved = self._saver.after_step(progress, wished=result.wishes.save)
+            self._parts.guard.keep(self.step, saved=saved)
         self._saver.last(progress)
         return "completed"
 
     def _wishes(self) -> Wishes:
         return Wishes(stop=self._should_stop(), save=self._saver.wishes_save(self.step))
+
+    def _train_step(self) -> StepResult:
+        """One step; again with smaller micro-batches while memory runs out, where that is possible."""
+        while True:
+            try:
+                return train_step(self._parts, self.step, self._wishes())
+            except Exception as error:
+                self._tell_reactions()
+                control = self._micro_batch
+                if control is None or not control.shrinks_after(error, self.step):
+                    raise
 
     def _trace_if_due(self) -> None:
         if self._trace is None or self.step not in self._parts.recipe.train.trace_steps:
@@ -106,6 +124,7 @@ class Loop:
         parts = self._parts
         if parts.groups.rank == 0:
             self._emit(self._step_finished(result))
+            self._tell_reactions()
         if result.step % RANK_STEP_EVERY == 0 or result.step == 1:
             self._emit(
                 RankStep(
@@ -117,9 +136,16 @@ class Loop:
                 )
             )
 
+    def _tell_reactions(self) -> None:
+        """Rank 0 tells what all ranks found and did about the step's numbers."""
+        if self._parts.groups.rank == 0:
+            for payload in self._parts.guard.events:
+                self._emit(payload)
+            self._parts.guard.events = []
+
     def _step_finished(self, result: StepResult) -> StepFinished:
         recipe = self._parts.recipe
-        tokens = recipe.batch.global_size * recipe.model.sequence
+        tokens = recipe.batch.at(result.step) * recipe.model.sequence
         speed = tokens / result.seconds
         mfu = None
         if self._peak:
@@ -133,8 +159,8 @@ class Loop:
             tokens=tokens,
             tokens_per_second=speed,
             mfu=mfu,
-            first_sample=(result.step - 1) * recipe.batch.global_size,
-            samples=recipe.batch.global_size,
+            first_sample=recipe.batch.samples_before(result.step),
+            samples=recipe.batch.at(result.step),
             data_digest=result.data_digest,
             data_seconds=result.data_seconds,
         )

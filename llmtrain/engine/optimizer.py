@@ -1,27 +1,13 @@
-"""AdamW with decoupled weight decay (Loshchilov and Hutter 2019) on the FP32 shards, clipping, and the
-learning rate."""
+"""AdamW with decoupled weight decay (Loshchilov and Hutter 2019) on the FP32 shards."""
 
 from __future__ import annotations
 
-import math
+from collections.abc import Callable
 
 import torch
 
-from llmtrain.config.numerics import LearningRateConfig, OptimizerConfig
+from llmtrain.config.numerics import OptimizerConfig
 from llmtrain.engine.parallel.buckets import Buckets
-
-
-def learning_rate(config: LearningRateConfig, step: int, steps: int) -> float:
-    """Rate of a step, counted from 1: linear from zero to `peak` over the warm-up, then a cosine that
-    reaches `final` at the last step, or constant."""
-    if step <= config.warmup_steps:
-        return config.peak * step / config.warmup_steps
-    if config.schedule == "constant":
-        return config.peak
-    final = config.peak / 10 if config.final is None else config.final
-    span = max(1, steps - config.warmup_steps)
-    progress = min(1.0, (step - config.warmup_steps) / span)
-    return final + (config.peak - final) * 0.5 * (1.0 + math.cos(math.pi * progress))
 
 
 class ShardedAdamW:
@@ -29,6 +15,8 @@ class ShardedAdamW:
 
     def __init__(self, config: OptimizerConfig, buckets: Buckets, *, fused: bool) -> None:
         self._buckets = buckets
+        self.before_change: Callable[[], None] = lambda: None
+        """Called before weights or moments change, by whoever changes them: a copy may be under way."""
         self._counts: list[torch.Tensor] = []
         members: dict[bool, list[torch.Tensor]] = {True: [], False: []}
         states: list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]] = []
@@ -69,9 +57,3 @@ class ShardedAdamW:
             group["lr"] = rate
         self._adamw.step()
         self._buckets.publish()
-
-
-def clip_factor(norm: float, limit: float) -> float:
-    """Factor that brings gradients of a global norm down to the limit; 1 when they are within it, or the
-    limit is 0."""
-    return min(1.0, limit / (norm + 1e-6)) if limit > 0.0 else 1.0

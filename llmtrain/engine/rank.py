@@ -7,10 +7,11 @@ from dataclasses import replace
 
 import torch.distributed as dist
 
+from llmtrain.config.recipe import Recipe
 from llmtrain.corpus.corpora import open_corpora
 from llmtrain.engine.build import Parts, build_parts
 from llmtrain.engine.clock import TraceFile, trace_place
-from llmtrain.engine.device import choose_device, init_process_group
+from llmtrain.engine.device import Device, choose_device, init_process_group
 from llmtrain.engine.failures import FailedInStep, error_class
 from llmtrain.engine.flight import flight
 from llmtrain.engine.loop import Loop, peak_flops
@@ -51,6 +52,8 @@ def run_rank(
         init_process_group(device, env.rank, env.world_size)
     emit(PhaseStarted(phase="build"))
     recipe = job.spec.recipe
+    if env.rank == 0:
+        _tell_about_numbers(recipe, device, emit)
     corpora = open_corpora(read_data_file(run.data_json), recipe, run.path.parent)
     parts = build_parts(
         recipe,
@@ -114,6 +117,16 @@ def leave(parts: Parts) -> None:
     if parts.groups.world.size > 1:
         dist.barrier()
         dist.destroy_process_group()
+
+
+def _tell_about_numbers(recipe: Recipe, device: Device, emit: Emit) -> None:
+    """What a person must know about formats that are not to be had, and about a rehearsal."""
+    if recipe.precision.mode == "tf32" and not device.has_tf32:
+        where = device.torch_device.type
+        emit(Notice(message=f"this {where} has no TF32: precision.mode tf32 computes in fp32"))
+    if recipe.faults.inject:
+        text = f"REHEARSAL: the recipe injects {len(recipe.faults.inject)} faults (faults.inject)"
+        emit(Notice(message=text, level="warning"))
 
 
 def _warn_about_restart(step: int, reason: str, emit: Emit) -> None:

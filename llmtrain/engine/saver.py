@@ -33,7 +33,8 @@ class Saver:
 
     def __init__(self, parts: Parts, checkpoints: CheckpointFolder, emit: Callable[[Payload], None]) -> None:
         self._config, self._is_first = parts.recipe.checkpoint, parts.groups.rank == 0
-        self._checkpoints, self._emit = checkpoints, emit
+        self._checkpoints, self._emit, self._guard = checkpoints, emit, parts.guard
+        parts.guard.reload = self.reload
         self._saves: BackgroundSaves = checkpoints.in_background()
         parts.optimizer.before_change = self.before_change
         self._saved_step = -1
@@ -61,15 +62,17 @@ class Saver:
             return False
         return is_due or now >= self._retry_at
 
-    def after_step(self, progress: Progress, *, wished: bool) -> None:
-        """Begin a save where one is due, after the save before. A failed one costs the run nothing but the
-        checkpoint."""
+    def after_step(self, progress: Progress, *, wished: bool) -> bool:
+        """Begin a save where one is due, after the save before, and say so. A failed one costs the run
+        nothing but the checkpoint."""
         every = self._config.every_steps
         by_step = every is not None and progress.step % every == 0
-        if (wished or by_step) and self._saved_step != progress.step:
+        is_due = (wished or by_step) and self._saved_step != progress.step
+        if is_due:
             self._tell_phase("checkpoint", progress.step)
             self._start(progress, incremental=not by_step)
             self._tell_phase("step", progress.step + 1)
+        return is_due
 
     def last(self, progress: Progress) -> None:
         """Save the last state, and wait until that is done; raises CheckpointError when it cannot be."""
@@ -85,6 +88,13 @@ class Saver:
     def before_change(self) -> None:
         """The state is about to change: wait for a copy of it that is being made."""
         self._saves.finish_copy()
+
+    def reload(self) -> tuple[int, int, str]:
+        """Give all ranks the weights of the newest checkpoint, or else of the seed; return its step, its
+        updates and its name. Raises RestoreError."""
+        self.settle()
+        progress, name, _ = self._checkpoints.restore("newest")
+        return progress.step, self._guard.state.updates, name or "seed"
 
     def settle(self) -> None:
         """Wait for the save under way: before the state is taken back to a checkpoint."""

@@ -12,6 +12,7 @@ from llmtrain.engine.checkpoint.load import load_pieces
 from llmtrain.engine.checkpoint.pieces import Piece, Ranks
 from llmtrain.engine.checkpoint.save import save_checkpoint
 from llmtrain.engine.failures import RestoreError
+from llmtrain.engine.numerics.state import fresh_state, saved_state
 from llmtrain.engine.state import Progress, checkpoint_info, progress_of, state_pieces
 from llmtrain.errors import CheckpointError
 from llmtrain.run.checkpoints import (
@@ -103,12 +104,14 @@ class CheckpointFolder:
         parts = self._parts
         if not name:
             parts.buckets.initialise(parts.recipe.train.seed)
+            parts.guard.resume(fresh_state(parts.recipe), 0)
             return Progress(), None, reason
         manifest = read_manifest(self._root / name)
         progress = progress_of(manifest, parts.recipe, parts.layout, self._ranks.rank, self._root / name)
         load_pieces(self._root / name, self.pieces, manifest)
-        parts.optimizer.set_step(progress.step)
         parts.buckets.publish()
+        state = saved_state(parts.recipe, progress.extra, progress.step, str(self._root / name))
+        parts.guard.resume(state, progress.step)
         return progress, name, reason
 
     def _choose(self, restore: str) -> tuple[str, str]:

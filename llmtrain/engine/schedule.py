@@ -9,8 +9,8 @@ from llmtrain.config.numerics import LearningRateConfig
 
 def learning_rate(config: LearningRateConfig, step: int, steps: int) -> float:
     """Rate of a step, counted from 1: linear from zero to `peak` over the warm-up, then the schedule, which
-    reaches `final` at the last step (cosine: Loshchilov and Hutter 2017; wsd: Hu et al. 2024, with the decays of
-    Haegele et al. 2024)."""
+    reaches `final` at the last step (cosine: Loshchilov and Hutter 2017; wsd: Hu et al. 2024, with the decays
+    of Haegele et al. 2024)."""
     if step <= config.warmup_steps:
         return config.peak * step / config.warmup_steps
     final = config.peak / 10 if config.final is None else config.final

@@ -116,7 +116,7 @@ def _recipe_fault(info: CheckpointInfo, recipe: Recipe) -> str:
     ]
     if changed:
         return f"is of another model: {'; '.join(changed)}"
-    expected = info.step * recipe.batch.global_size
+    expected = recipe.batch.samples_before(info.step + 1)
     if info.consumed_samples != expected:
         return f"consumed {info.consumed_samples} samples in {info.step} steps, not {expected}"
     return ""

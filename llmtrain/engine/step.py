@@ -12,8 +12,10 @@ from torch import Tensor
 from llmtrain.config.layout import Layout
 from llmtrain.corpus.samples import DIGEST_MASK
 from llmtrain.engine.build import Parts
-from llmtrain.engine.failures import NumericError
-from llmtrain.engine.optimizer import clip_factor, learning_rate
+from llmtrain.engine.data import Batch
+from llmtrain.engine.flight import flight
+from llmtrain.engine.numerics.decide import Numbers, Verdict
+from llmtrain.engine.schedule import learning_rate
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +38,8 @@ class StepResult:
     grad_norm: float
     """Before clipping."""
     rate: float
+    is_applied: bool
+    """Whether the weights changed."""
     wishes: Wishes
     seconds: float
     compute_seconds: float
@@ -50,67 +54,119 @@ class StepResult:
 def train_step(parts: Parts, step: int, wishes: Wishes) -> StepResult:
     """Do one step, counted from 1: fetch, forward and backward, reduce, agree, clip, update.
 
-    Raises NumericError on all ranks, before any weight changes, when the loss or the gradient norm is not
-    finite.
+    Numbers that are not good never reach the weights: the step is done again in FP32, left out, or taken
+    back, as the recipe says. Raises NumericError on all ranks, before any weight changes, when nothing helps.
     """
     started = time.perf_counter()
-    waited, clock = _waited(parts), parts.passes.clock
+    waited, clock, guard = _waited(parts), parts.passes.clock, parts.guard
+    flight.begin_step(step)
     clock.begin()
+    guard.begin_step(step)
     batch = parts.batches.fetch(step).map(parts.device.upload)
     data_seconds = time.perf_counter() - started
-    parts.buckets.begin_step(parts.batches.micro_batches, parts.batches.busiest)
     clock.lap("fetch")
-    scale = batch.loss_scale(parts.layout.micro_batch)
-    loss = parts.passes.train(batch.tokens, batch.targets, scale, batch.positions)
-    clock.lap("passes")
-    parts.buckets.finish_reduction()
-    clock.lap("reduce")
-    agreed_loss, grad_norm, wishes, data_digest = agree(
-        parts, loss, parts.buckets.squared_norm(), wishes, batch.digest
-    )
-    clock.lap("agree")
-    if not (math.isfinite(agreed_loss) and math.isfinite(grad_norm)):
-        raise NumericError(
-            f"step {step}: loss {agreed_loss} and gradient norm {grad_norm} are not both finite",
-            hint="lower learning_rate.peak or resume from an older checkpoint; the weights were not changed",
-        )
-    factor = clip_factor(grad_norm, parts.recipe.clip.norm)
-    if factor < 1.0:
-        parts.buckets.scale_gradients(factor)
+    scale = guard.state.scale
+    loss, agreed = _pass(parts, step, batch, scale, wishes)
+    first, ruling = agreed, guard.judge(agreed.numbers(step, scale), loss)
+    if ruling.verdict is Verdict.RECOMPUTE:
+        scale = 1.0
+        loss, agreed = _pass(parts, step, batch, scale, Wishes(), fp32=True)
+        ruling = guard.judge(agreed.numbers(step, scale), loss, recomputed=True)
+    numbers = agreed.numbers(step, scale)
+    measured = guard.measure(step, scale)
     rate = learning_rate(parts.recipe.learning_rate, step, parts.steps)
-    parts.optimizer.step(rate)
+    parts.optimizer.before_change()
+    if ruling.verdict is Verdict.APPLY:
+        factor = guard.clip_factor(numbers, scale)
+        if factor != 1.0:
+            parts.buckets.scale_gradients(factor)
+        parts.optimizer.step(rate)
+    guard.settle(numbers, ruling, measured)
     clock.lap("update")
     parts.device.synchronize()
     seconds = time.perf_counter() - started
     pipeline_wait = clock.phase_seconds("passes") - clock.compute_seconds()
     return StepResult(
         step=step,
-        loss=agreed_loss,
-        grad_norm=grad_norm,
+        loss=numbers.loss,
+        grad_norm=numbers.grad_norm,
         rate=rate,
-        wishes=wishes,
+        is_applied=ruling.verdict is Verdict.APPLY,
+        wishes=first.wishes,
         seconds=seconds,
         compute_seconds=max(0.0, seconds - pipeline_wait - (_waited(parts) - waited)),
         data_seconds=data_seconds,
-        data_digest=data_digest,
+        data_digest=first.digest,
     )
 
 
+def _pass(
+    parts: Parts, step: int, batch: Batch, scale: float, wishes: Wishes, *, fp32: bool = False
+) -> tuple[Tensor | None, Agreed]:
+    """Forward and backward over a batch, and what all ranks make of it; this rank's own loss with it."""
+    guard, clock = parts.guard, parts.passes.clock
+    micro_batches = parts.layout.micro_batches(parts.recipe.batch.at(step))
+    parts.buckets.begin_step(micro_batches[parts.groups.place.dp], max(micro_batches))
+    guard.begin_pass(parts.layout)
+    passes = parts.passes.in_format(torch.float32) if fp32 else parts.passes
+    with guard.formats(fp32=fp32):
+        weight = scale * batch.loss_scale(parts.layout.micro_batch)
+        loss = passes.train(guard.tokens(batch.tokens), batch.targets, weight, batch.positions)
+        clock.lap("passes")
+        parts.buckets.finish_reduction()
+    clock.lap("reduce")
+    differ = not fp32 and guard.replicas_differ(step)
+    agreed = agree(parts, loss, parts.buckets.squared_norm(), wishes, batch.digest, differ=differ)
+    clock.lap("agree")
+    return loss, agreed
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Agreed:
+    """What all ranks agreed on after a pass."""
+
+    loss: float
+    """Times the loss scale, like the norm."""
+    grad_norm: float
+    wishes: Wishes
+    digest: int
+    corrupt: bool = False
+    """Whether some replicas compute with different weights."""
+
+    def numbers(self, step: int, scale: float) -> Numbers:
+        """The step's numbers without the loss scale."""
+        return Numbers(
+            step=step, loss=self.loss / scale, grad_norm=self.grad_norm / scale, corrupt=self.corrupt
+        )
+
+
 def agree(
-    parts: Parts, loss: Tensor | None, squared_norm: Tensor, wishes: Wishes, digest: int = 0
-) -> tuple[float, float, Wishes, int]:
+    parts: Parts,
+    loss: Tensor | None,
+    squared_norm: Tensor,
+    wishes: Wishes,
+    digest: int = 0,
+    *,
+    differ: bool = False,
+) -> Agreed:
     """The one collective over all ranks of a step: sum loss, squared norm and digests of what was read, and
-    hear everybody's wishes."""
-    numbers = torch.zeros(6, dtype=torch.float64, device=parts.device.torch_device)
+    hear everybody's wishes and suspicions."""
+    numbers = torch.zeros(7, dtype=torch.float64, device=parts.device.torch_device)
     if loss is not None and parts.groups.tp.index == 0:
         numbers[0] = loss
     numbers[1] = squared_norm
     numbers[2], numbers[3], numbers[4] = float(wishes.stop), float(wishes.save), float(wishes.snapshot)
-    numbers[5] = digest
-    total_loss, total_norm, stop, save, snapshot, digests = parts.groups.world.all_reduce(numbers).tolist()
-    norm = math.sqrt(total_norm) if total_norm >= 0.0 else math.nan
-    found = Wishes(stop > 0.0, save > 0.0, snapshot > 0.0)
-    return total_loss, norm, found, joint_digest(int(digests), parts.layout)
+    numbers[5], numbers[6] = digest, float(differ)
+    total_loss, total_norm, stop, save, snapshot, digests, corrupt = parts.groups.world.all_reduce(
+        numbers
+    ).tolist()
+    return Agreed(
+        loss=total_loss,
+        grad_norm=math.sqrt(total_norm) if total_norm >= 0.0 else math.nan,
+        wishes=Wishes(stop > 0.0, save > 0.0, snapshot > 0.0),
+        digest=joint_digest(int(digests), parts.layout),
+        corrupt=corrupt > 0.0,
+    )
 
 
 def joint_digest(total: int, layout: Layout) -> int:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from llmtrain.events.event import Event
-from llmtrain.events.records import Moment
 from llmtrain.events.reaction_words import reaction_sentence
+from llmtrain.events.records import Moment
 from llmtrain.events.schema import (
     AttemptEnded,
     AttemptStarted,

@@ -48,7 +48,7 @@ class Rewound(Payload):
     step: int
     to_step: int
     source: str
-    """memory | checkpoint | seed"""
+    """memory, the name of a checkpoint, or seed"""
     reason: str
 
 

@@ -15,8 +15,8 @@ from llmtrain.events.records import (
     Moment,
     NodeState,
     RankState,
-    Reactions,
     RankStatus,
+    Reactions,
     StepPoint,
 )
 

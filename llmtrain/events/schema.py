@@ -94,6 +94,19 @@ class RankStep(Payload):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class MicroBatchChanged(Payload):
+    """Rank 0: all ranks go on with another micro-batch; the global batch stays."""
+
+    kind: ClassVar[str] = "micro_batch_changed"
+    step: int
+    """First step with it."""
+    micro_batch: int
+    """Sequences of a forward pass."""
+    before: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Evaluated(Payload):
     """Rank 0: validation loss after a step."""
 

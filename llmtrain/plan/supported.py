@@ -12,21 +12,36 @@ from llmtrain.config.recipe import Recipe
 from llmtrain.errors import ConfigError, Problem
 from llmtrain.plan.engine_features import OWN_ENGINE
 
+TRAINED_MODES = ("bf16", "fp16", "tf32", "fp32")
+"""Precision modes that the engine runs."""
+
 
 def check_supported(recipe: Recipe, layout: Layout) -> None:
     """Raise ConfigError with everything about a job that the engine cannot run."""
     problems = [*_model_problems(recipe.model), *_layout_problems(recipe.model, layout)]
     problems += _replica_problems(recipe, layout)
-    if recipe.precision.mode not in ("fp32", "tf32", "bf16"):
+    if recipe.precision.mode not in TRAINED_MODES:
         problems.append(
-            Problem("precision.mode", f"{recipe.precision.mode} is not trained yet", "use bf16, tf32 or fp32")
+            Problem(
+                "precision.mode",
+                f"{recipe.precision.mode} is planned but not trained",
+                f"use one of {', '.join(TRAINED_MODES)}",
+            )
         )
-    try:
-        layout.micro_batches(recipe.batch.global_size)
-    except ValueError as error:
-        problems.append(Problem("batch", str(error)))
+    problems += _batch_problems(recipe, layout)
     if problems:
         raise ConfigError(problems)
+
+
+def _batch_problems(recipe: Recipe, layout: Layout) -> Iterator[Problem]:
+    """Every size of a batch that grows must be whole micro-batches for every replica."""
+    for size in recipe.batch.sizes:
+        try:
+            layout.micro_batches(size)
+        except ValueError as error:
+            place = "batch" if size == recipe.batch.global_size else "batch.ramp"
+            yield Problem(place, str(error) if place == "batch" else f"at {size} sequences, {error}")
+            return
 
 
 def _model_problems(model: ModelConfig) -> Iterator[Problem]:
@@ -55,15 +70,16 @@ def _replica_problems(recipe: Recipe, layout: Layout) -> Iterator[Problem]:
     if layout.zero == 0 and layout.dp > 1 and communication != "fp32":
         yield Problem(
             "parallel.gradient_communication",
-            f"{communication} needs sharded optimizer states: zero=0 brings every gradient back to every replica",
+            f"{communication} needs sharded states: zero=0 brings every gradient back to every replica",
             "set parallel.zero to 1",
         )
-    total = recipe.batch.global_size // layout.micro_batch
-    if layout.zero == 3 and total % layout.dp:
+    totals = [size // layout.micro_batch for size in recipe.batch.sizes]
+    uneven = next((total for total in totals if total % layout.dp), None)
+    if layout.zero == 3 and uneven is not None:
         yield Problem(
             "parallel.zero",
             f"zero=3 gathers weights in every micro-batch, so all replicas need as many: dp={layout.dp} does "
-            f"not divide {total}",
+            f"not divide {uneven}",
             "set parallel.zero to 2, or choose a dp or batch.micro that fits",
         )
 

@@ -52,6 +52,8 @@ def _judge(region: int, replicas: Sequence[Checksums]) -> Suspicion | None:
     if len(truths) > 1 and at_odds:  # Everybody knows what is right; these hold something else.
         return Suspicion(region=region, members=at_odds, part="weights")
     witness = len(truths) == 1 and all(replicas[index].independent for index in truths)
+    if len(replicas) == 1:
+        return Suspicion(region=region, members=(0,), part="weights")
     votes = Counter(held) + Counter(truths.values() if witness else ())
     (value, count), *others = votes.most_common()
     if others and others[0][1] == count:

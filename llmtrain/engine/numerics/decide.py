@@ -1,5 +1,8 @@
-"""What to do about a step whose numbers are known. Pure: a function of the recipe, the state and the numbers that
-all ranks agreed on, so that all ranks do the same in the same step."""
+"""What to do about a step whose numbers are known.
+
+Pure: a function of the recipe, the state and the numbers that all ranks agreed on, so that all ranks do the
+same in the same step.
+"""
 
 from __future__ import annotations
 

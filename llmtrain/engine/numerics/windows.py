@@ -14,8 +14,8 @@ MAD_TO_DEVIATION = 1.4826
 FEWEST = 32
 """Values that a comparison needs; a smaller window needs to be full."""
 LEAST_EXCESS = {"loss": 0.05, "grad_norm": 1.0}
-"""Smallest excess over the median, as a share of it, that is a spike: a window of nearly equal values must not
-make one of noise."""
+"""Smallest excess over the median, as a share of it, that is a spike: noise in a window of nearly equal
+values must not be one."""
 FEWEST_NORMS = 10
 """Norms that an adaptive threshold needs."""
 
@@ -50,7 +50,7 @@ def pushed(window: tuple[float, ...], value: float, size: int) -> tuple[float, .
 
 
 def percentile(values: Sequence[float], percent: float) -> float:
-    """Percentile, linear between the two nearest ranks (numpy's default); raises ValueError without values."""
+    """Percentile, linear between the two nearest ranks (as numpy's); raises ValueError without values."""
     if not values:
         raise ValueError("no values have no percentile")
     ordered = sorted(values)

@@ -188,7 +188,9 @@ class _VocabularyCrossEntropy(torch.autograd.Function):
     softmax."""
 
     @staticmethod
-    def forward(ctx: Any, logits: Tensor, targets: Tensor, first: int, tp: TensorParallel) -> Tensor:
+    def forward(  # noqa: PLR0917 (autograd passes by position)
+        ctx: Any, logits: Tensor, targets: Tensor, first: int, tp: TensorParallel, z_loss: float
+    ) -> Tensor:
         local = targets - first
         foreign = (local < 0) | (local >= logits.shape[-1])
         local = local.masked_fill_(foreign, 0).unsqueeze(-1)
@@ -206,20 +208,26 @@ class _VocabularyCrossEntropy(torch.autograd.Function):
             top, total, chosen = all_top, all_total, stats[:, 2].sum(0)
         else:
             scale = total.reciprocal()
-        weights.mul_(scale.unsqueeze(-1))
+        log_total = total.log_().add_(top)
+        # d(loss)/d(logits) = softmax (1 + 2 z log Z) - one-hot, where the z-loss is z log^2 Z.
+        weights.mul_((scale if not z_loss else scale * (1.0 + 2.0 * z_loss * log_total)).unsqueeze(-1))
         # One index a row, so a plain scatter will do; scatter_add would not be deterministic on CUDA.
         owned = (~foreign).to(weights.dtype).unsqueeze(-1)
         weights.scatter_(-1, local, weights.gather(-1, local).sub_(owned))
         ctx.save_for_backward(weights.to(logits.dtype))
-        return total.log_().add_(top).sub_(chosen)
+        losses = log_total - chosen
+        return losses if not z_loss else losses.addcmul_(log_total, log_total, value=z_loss)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         (gradient,) = gradients
         (to_logits,) = ctx.saved_tensors
-        return to_logits.mul_(gradient.unsqueeze(-1)), None, None, None
+        return to_logits.mul_(gradient.unsqueeze(-1)), None, None, None, None
 
 
-def vocabulary_cross_entropy(logits: Tensor, targets: Tensor, first: int, tp: TensorParallel) -> Tensor:
-    """Cross-entropy of each token, [t] in FP32, from logits [t, v] whose columns are split over the group."""
-    return _VocabularyCrossEntropy.apply(logits, targets, first, tp)
+def vocabulary_cross_entropy(
+    logits: Tensor, targets: Tensor, first: int, tp: TensorParallel, z_loss: float = 0.0
+) -> Tensor:
+    """Cross-entropy of each token, [t] in FP32, from logits [t, v] whose columns are split over the group;
+    with `z_loss` times the squared log of the softmax's denominator (Chowdhery et al. 2022, PaLM)."""
+    return _VocabularyCrossEntropy.apply(logits, targets, first, tp, z_loss)

@@ -8,7 +8,6 @@ from typing import Any
 from llmtrain.events import reactions
 from llmtrain.events.event import Event
 from llmtrain.events.folds.reducer import Reducer
-from llmtrain.events.records import Reactions
 from llmtrain.events.run_state import RunState
 
 WIDE_LAYERS = 1024
