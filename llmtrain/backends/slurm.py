@@ -18,9 +18,11 @@ from pathlib import Path
 from llmtrain.backends.base import JobHandle, JobState, JobStatus, Node
 from llmtrain.backends.preflight import Report, gpus_promised
 from llmtrain.backends.slurm_calls import SlurmCalls
+from llmtrain.backends.slurm_login import folder_there, is_elsewhere, problems_there, push, way_to
 from llmtrain.backends.slurm_nodes import as_nodes, fit_nodes, survey_nodes
 from llmtrain.backends.slurm_refusals import SlurmError, SlurmUnreachableError
 from llmtrain.backends.slurm_states import ALIVE, HOPELESS_REASONS, one_of
+from llmtrain.backends.slurm_steps import step_settings
 from llmtrain.backends.survey import Survey
 from llmtrain.backends.switches import profile_switches, with_switches
 from llmtrain.config.cluster import ClusterProfile
@@ -56,8 +58,10 @@ class SlurmBackend:
     ) -> None:
         self._cluster = cluster
         self._config = slurm_config(cluster.backend.slurm)
-        self._calls = calls or SlurmCalls(LocalTransport(), self._config.timeout)
         self._environment = os.environ if environment is None else environment
+        self._is_elsewhere = is_elsewhere(cluster, self._environment)
+        self._way = way_to(self._config.login) if self._is_elsewhere else LocalTransport()
+        self._calls = calls or SlurmCalls(self._way, self._config.timeout)
         self._polled, self._status = float("-inf"), JobStatus(state=JobState.PENDING)
         self._node_list, self._began = "", False
         self._binds: bool | None = None
@@ -66,7 +70,11 @@ class SlurmBackend:
     # ---- where the user types
     def check(self, spec: JobSpec, run: RunDir, *, fewest: int | None = None) -> Sequence[Problem]:
         """Whether this is a place to submit from, and whether the partition exists."""
-        if shutil.which("sbatch") is None:
+        if self._is_elsewhere:
+            folder, python = Path(self._cluster.storage.path), self._cluster.backend.python
+            if problems := problems_there(self._way, self._config.login, python, folder):
+                return problems
+        elif shutil.which("sbatch") is None:
             hint = "launch on a login node of the cluster, or load the module that brings SLURM's commands"
             return [Problem("backend.kind", "there is no `sbatch` on this machine", hint)]
         wanted = [name for name in self._config.partition.split(",") if name]
@@ -86,12 +94,15 @@ class SlurmBackend:
         what the cluster will never give, else SlurmError.
         """
         self._refuse_second(run)
+        there = folder_there(self._cluster, run) if self._is_elsewhere else run
+        if self._is_elsewhere:
+            push(self._way, run, there)
         name = self._config.job_name or job.run_id
         count = self._config.chain_length if self._config.chain == "singleton" else 1
         jobs: list[str] = []
         try:
             for _ in range(count):
-                jobs.append(self._submit_once(run, name, known=jobs))
+                jobs.append(self._submit_once(there, name, known=jobs))
             self._refuse_hopeless(jobs)
         except RunError:
             self._withdraw(jobs)
@@ -101,6 +112,8 @@ class SlurmBackend:
             raise
         submission = Submission(backend="slurm", jobs=tuple(jobs), name=name, submitted=time.time())
         write_submission(run, submission)
+        if self._is_elsewhere:
+            self._way.put(there.submission_json, run.submission_json.read_bytes())
         return JobHandle(backend="slurm", id=",".join(jobs))
 
     def poll(self, handle: JobHandle) -> JobStatus:
@@ -150,8 +163,8 @@ class SlurmBackend:
 
     def _hidden_variables(self) -> list[str]:
         """Variables of this shell that a job with `export: none` does not get."""
-        if self._config.export == "all":
-            return []
+        if self._config.export == "all" or self._is_elsewhere:
+            return []  # Variables of another machine's shell.
         kept = {*KEPT_VARIABLES, *self._cluster.environment.pass_through}
         return [
             name for name in self._environment if name not in kept and not name.startswith(SLURM_VARIABLES)
@@ -281,18 +294,5 @@ class SlurmBackend:
     def _step_settings(self) -> StepSettings:
         if self._binds is None:
             self._binds = self._calls.binds_tasks()
-        container, settings = self._config.container, StepSettings(job=self._job, bind=self._binds)
-        if container is None:
-            return replace(settings, arguments=self._config.srun_args)
         storage = self._environment.get("LLMTRAIN_RUNS", self._cluster.storage.path)
-        mounts = (f"{storage}:{storage}", *container.mounts)
-        if container.kind == "pyxis":
-            home = "--container-mount-home" if container.mount_home else "--no-container-mount-home"
-            own = (f"--container-image={container.image}", f"--container-mounts={','.join(mounts)}", home)
-            return replace(settings, arguments=(*self._config.srun_args, *own, *container.arguments))
-        binds = [word for mount in mounts for word in ("--bind", mount)]
-        flags = [] if container.mount_home else ["--no-home"]
-        if self._cluster.accelerator != "cpu":
-            flags.append("--nv")
-        wrapper = ("apptainer", "exec", *flags, *binds, *container.arguments, container.image)
-        return replace(settings, arguments=self._config.srun_args, wrapper=wrapper)
+        return step_settings(self._cluster, self._job, bind=self._binds, storage=storage)

@@ -16,8 +16,8 @@ SLOW_NODE: Mapping[str, float] = {"cuda": 0.6, "cpu": 0.4}
 SLOW_PAIR: Mapping[str, float] = {"cuda": 0.4, "cpu": 0.2}
 """Share of what both nodes reach elsewhere below which one pair is slow: others may share its way."""
 SLOW_PRODUCT: Mapping[str, float] = {"cuda": 0.85, "cpu": 0.4}
-"""Share of the median rate below which a GPU or a core is slow. Cores, and what gloo sends by them, are shared
-with other work."""
+"""Share of the median rate below which a GPU or a core is slow; cores, and what gloo sends by them, are
+shared with other work."""
 
 Pair = tuple[str, str]
 

@@ -12,6 +12,9 @@ from llmtrain.cli.options import ClusterName, Json, Overrides, RecipeName
 from llmtrain.errors import ExitStatus
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from llmtrain.config.cluster import ClusterProfile
     from llmtrain.render.scripts import RenderedJob
     from llmtrain.run.layout import RunDir
 
@@ -55,11 +58,14 @@ def _launch(
     spec = resolve(recipe, cluster, overrides or [])
     plan = make_plan(spec)
     check_supported(spec.recipe, plan.plans[0].layout)
-    run = run_dir_for(spec.recipe.name, spec.cluster.storage.path, run_dir)
+    there = _login_folder(spec.cluster)
+    storage = "runs" if there else spec.cluster.storage.path
+    run = run_dir_for(spec.recipe.name, storage, run_dir)
     job = JobFile(run_id=run.run_id, version=__version__, spec=spec, layout=plan.plans[0].layout)
-    rendered = render(job, plan_document(plan), run, python=sys.executable)
+    target = there(spec.cluster, run) if there else run
+    rendered = render(job, plan_document(plan), target, python=sys.executable)
     if dry_run:
-        _show(run, rendered, as_json=as_json)
+        _show(target, rendered, as_json=as_json)
         return ExitStatus.DONE
 
     from llmtrain.backends.registry import load_backend
@@ -70,16 +76,31 @@ def _launch(
     if spec.cluster.backend.kind in HERE and (missing := missing_inputs(recipe, overrides or [])):
         raise ConfigError(missing)
     backend = load_backend(spec.cluster)
-    if problems := backend.check(spec, run):
+    if problems := backend.check(spec, target):
         raise ConfigError(problems)
     console.say_problems(plan.problems, word="warning")
     create_run(run, rendered)
+    if there is not None:
+        from llmtrain.backends.slurm_login import remote_of
+        from llmtrain.run.remote import write_remote
+
+        write_remote(run, remote_of(spec.cluster, run))
     try:
-        return start_and_attach(run, job, backend, detach=detach, as_json=as_json)
+        # What happens on another machine's disks cannot be shown as it goes.
+        return start_and_attach(run, job, backend, detach=detach or there is not None, as_json=as_json)
     except ConfigError:
         # The profile is frozen in the folder: it can only be launched anew, into a new one.
         discard_run(run)
         raise
+
+
+def _login_folder(cluster: ClusterProfile) -> Callable[[ClusterProfile, RunDir], RunDir] | None:
+    """What tells the folder of a run on the login node, for a profile that has one somewhere else."""
+    if cluster.backend.slurm is None or not cluster.backend.slurm.login:
+        return None
+    from llmtrain.backends.slurm_login import folder_there, is_elsewhere
+
+    return folder_there if is_elsewhere(cluster) else None
 
 
 def _show(run: RunDir, rendered: RenderedJob, *, as_json: bool) -> None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from llmtrain.cli import console
+from llmtrain.cli.forward import forwarded
 from llmtrain.cli.options import Json
 from llmtrain.cli.status import Runs
 
@@ -64,6 +65,8 @@ def _logs(
         hint = "leave one out; lines that come need --follow alone"
         raise UsageError("--follow and --json exclude each other", where="--follow", hint=hint)
     found = find_run(run, runs)
+    if (code := forwarded(found, run)) is not None:
+        raise typer.Exit(code)
     prefix = not no_prefix and rank is None
     files = log_files(found, rank=rank, attempt=attempt)
     if not follow:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from llmtrain.cli import console
+from llmtrain.cli.forward import forwarded
 from llmtrain.cli.options import Json
 from llmtrain.errors import CheckpointError, ConfigError, ExitStatus
 
@@ -58,6 +59,8 @@ def _resume(
     from llmtrain.supervise.membership import fewest_nodes
 
     found = RunDir(find_run(run).path.absolute())
+    if (code := forwarded(found, run)) is not None:
+        return code
     record, job = read_record(found), read_job_file(found.job_json)
     backend = load_backend(job.spec.cluster)
     refuse_if_supervised(found, dead=dead_holder(found, backend))

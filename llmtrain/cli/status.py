@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from llmtrain.cli import console
+from llmtrain.cli.forward import forwarded
 from llmtrain.cli.options import Json
 from llmtrain.errors import LlmtrainError, UsageError
 
@@ -53,6 +54,8 @@ def _status(
     from llmtrain.run.find import find_run
 
     found = find_run(run, runs)
+    if (code := forwarded(found, run)) is not None:
+        raise typer.Exit(code)
     if as_json:
         from llmtrain.observe.document import status_document
         from llmtrain.observe.run_reader import read_view

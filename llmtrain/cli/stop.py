@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from llmtrain.cli import console
+from llmtrain.cli.forward import forwarded
 from llmtrain.cli.options import Json
 from llmtrain.errors import ExitStatus, RunError
 
@@ -45,6 +46,8 @@ def _stop(
     from llmtrain.supervise.stop import ask_to_stop
 
     found = find_run(run)
+    if (code := forwarded(found, run)) is not None:
+        return code
     holder = read_holder(found)
     if holder is not None and holder.is_alive:
         ask_to_stop(found, now=now, grace=grace)

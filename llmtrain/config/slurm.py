@@ -37,6 +37,10 @@ class ContainerConfig:
 class SlurmConfig:
     """How jobs are submitted and what their nodes set up."""
 
+    # ---- where from
+    login: Line = ""
+    """Login node, `[user@]host[:port]`, for launches from a machine outside of the cluster: SLURM's commands
+    run there over SSH, and `storage.path` is a folder there. It needs `backend.python`."""
     # ---- where and how long
     partition: Line = ""
     """Partition; empty: the cluster's default."""

@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator
 
 from llmtrain.config.cluster import ClusterProfile
+from llmtrain.config.hosts import expand_entry
 from llmtrain.config.rules import Rule, rule
 from llmtrain.config.slurm import SlurmConfig, slurm_config
 from llmtrain.errors import Problem
@@ -147,6 +148,20 @@ def _words(config: SlurmConfig) -> Iterator[tuple[str, str]]:
         yield "container.python", config.container.python
 
 
+@rule("backend")
+def _login_node(profile: ClusterProfile) -> Iterator[Problem]:
+    login = slurm_config(profile.backend.slurm).login
+    if not login:
+        return
+    hosts, problems = expand_entry(login, f"{PLACE}.login")
+    yield from problems
+    if not problems and len(hosts) != 1:
+        yield Problem(f"{PLACE}.login", f"`{login}` stands for {len(hosts)} hosts", "name one login node")
+    if not profile.backend.python:
+        message = "launching through a login node needs the interpreter there"
+        yield Problem("backend.python", message, "e.g. `/shared/venv/bin/python`, which has llmtrain")
+
+
 SLURM_RULES: tuple[Rule[ClusterProfile], ...] = (
     _section_needs_the_backend,
     _warning_fits_the_limit,
@@ -155,4 +170,5 @@ SLURM_RULES: tuple[Rule[ClusterProfile], ...] = (
     _srun_arguments,
     _container,
     _nothing_starts_with_a_dash,
+    _login_node,
 )

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 
 from llmtrain.agent import messages
 from llmtrain.supervise.crew import Crew
 from llmtrain.supervise.detect import Finding, detect
 from llmtrain.supervise.limits import Limits
+
+MOST_NEIGHBOURS = 7
+"""Next nodes in the order of ranks that each node tries to reach; of few nodes, that is all of them."""
 
 
 class StartUp:
@@ -26,6 +30,7 @@ class StartUp:
         self._crew, self._limits = crew, limits
         self._environment, self._when_orphaned = environment, when_orphaned
         self._is_stop_wanted = is_stop_wanted
+        self._ports: dict[int, int] = {}
 
     def start(self, *, standby: bool = False) -> Finding | None:
         """Start everything; what went wrong, or None. In standby the ranks wait for `release`."""
@@ -56,25 +61,61 @@ class StartUp:
         self._crew.reports.started = time.monotonic()
 
     def _check_ways(self, port: int) -> Finding | None:
-        """Whether every node reaches node 0, where all ranks will meet; names the pairs that fail."""
-        crew = self._crew
-        first, others = crew.plan.nodes[0], list(crew.reports.nodes.values())[1:]
-        for report in others:
-            crew.fleet.send(report.node, messages.Reach(address=first.address, port=port))
-        if finding := self._await(lambda: all(report.reached for report in others)):
+        """Whether every node reaches node 0, where ranks meet, and its next neighbours, whom its ranks
+        will talk to; names the pairs that fail."""
+        count = len(self._crew.plan.nodes)
+        others = [(node, 0) for node in range(1, count)]
+        finding, failed = self._try_ways(others, {0: port})
+        if finding is not None:
             return finding
-        failed = [report for report in others if report.reached is not None and report.reached.error]
+        if failed:  # By all: it may as well be node 0, or a rule for all.
+            return self._blame(failed, [node for node, _ in failed] if len(failed) < len(others) else [])
+        if count < 3:
+            return None
+        self._crew.fleet.send_all(messages.PickPort())
+        for report in self._crew.reports.nodes.values():
+            report.port = None
+        if finding := self._await(lambda: all(each.port for each in self._crew.reports.nodes.values())):
+            return finding
+        ports = {node: report.port or 0 for node, report in self._crew.reports.nodes.items()}
+        for offset in range(1, min(count, MOST_NEIGHBOURS + 1)):
+            pairs = [(node, (node + offset) % count) for node in range(count)]
+            finding, wrong = self._try_ways(pairs, ports)
+            if finding is not None:
+                return finding
+            failed |= wrong
         if not failed:
             return None
-        if len(failed) < len(others):  # Otherwise it may as well be node 0, or a rule for all.
-            crew.unreachable = [report.name for report in failed]
+        # The node that most failing pairs have in common; of one pair it could be either.
+        ends = Counter(end for pair in failed for end in pair)
+        return self._blame(failed, [max(ends, key=lambda node: (ends[node], node))])
+
+    def _try_ways(
+        self, pairs: Sequence[tuple[int, int]], ports: Mapping[int, int]
+    ) -> tuple[Finding | None, dict[tuple[int, int], str]]:
+        """Let the first of each pair knock at the second's door, all at once; pair -> why it failed."""
+        crew, reports = self._crew, self._crew.reports.nodes
+        for node, target in pairs:
+            reports[node].reached = None
+            crew.fleet.send(node, messages.Reach(address=crew.plan.nodes[target].address, port=ports[target]))
+        finding = self._await(lambda: all(reports[node].reached for node, _ in pairs))
+        answers = {pair: reports[pair[0]].reached for pair in pairs}
+        self._ports = {**self._ports, **ports}
+        return finding, {
+            pair: each.error for pair, each in answers.items() if each is not None and each.error
+        }
+
+    def _blame(self, failed: Mapping[tuple[int, int], str], blamed: Sequence[int]) -> Finding:
+        crew = self._crew
         pairs = "; ".join(
-            f"{report.name} does not reach {first.name} at {first.address} port {port}: "
-            f"{report.reached.error if report.reached else ''}"
-            for report in failed
+            f"{crew.name(node)} does not reach {crew.name(target)} at {crew.plan.nodes[target].address} "
+            f"port {self._ports[target]}: {error}"
+            for (node, target), error in failed.items()
         )
         message = f"{pairs} (a firewall between nodes, or inter_node.interface is needed)"
-        return Finding(kind="peer_unreachable", message=message, at=time.monotonic(), node=failed[0].node)
+        crew.unreachable = [crew.name(node) for node in blamed]
+        node = blamed[0] if blamed else min(failed)[0]
+        return Finding(kind="peer_unreachable", message=message, at=time.monotonic(), node=node)
 
     def _await(self, done: Callable[[], bool]) -> Finding | None:
         """Pump until something is done, wrong, or a stop is wanted."""

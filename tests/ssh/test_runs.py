@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -158,34 +159,45 @@ def test_stop_saves_and_leaves_everywhere(make) -> None:
     runs.assert_nothing_left(run)
 
 
+@contextmanager
+def firewall(bed: SshBed, at: str, against: str) -> Iterator[None]:
+    """Node `at` refuses connections of node `against`, but for SSH."""
+    source = ["-s", bed.address(against), "-p", "tcp", "--dport", "1024:65535", "--syn"]
+    rule = ["INPUT", *source, "-j", "REJECT"]
+    bed.run(at, "iptables", "-A", *rule)
+    try:
+        yield
+    finally:
+        bed.run(at, "iptables", "-D", *rule)
+
+
 def test_pair_of_nodes_that_do_not_reach_each_other_is_named(make, ssh_bed) -> None:
     run = make(steps=4)
-    block = [
-        "iptables",
-        "-A",
-        "INPUT",
-        "-s",
-        ssh_bed.address("node3"),
-        "-p",
-        "tcp",
-        "--dport",
-        "1024:65535",
-        "--syn",
-        "-j",
-        "REJECT",
+    with firewall(ssh_bed, "node1", "node3"):
+        finish(run, runs.supervise(run), 93)
+    found = runs.events(run, "found")[0].payload
+    assert found.finding == "peer_unreachable"
+    assert found.message.startswith(f"node3 does not reach node1 at {ssh_bed.address('node1')} port ")
+    assert "connection refused" in found.message
+    assert "node2" not in found.message and "node4" not in found.message
+    assert not runs.events(run, "rank_started")
+    runs.assert_nothing_left(run)
+
+
+def test_pair_without_the_first_node_is_found_before_ranks_start_and_costs_one_node(make, ssh_bed) -> None:
+    run = make(nodes=5, spares=1, steps=2)
+    with firewall(ssh_bed, "node2", "node3"):
+        finish(run, runs.supervise(run), 0)
+    [found] = [event.payload for event in runs.events(run, "found")]
+    assert found.finding == "peer_unreachable"
+    assert found.message.startswith(f"node3 does not reach node2 at {ssh_bed.address('node2')} port ")
+    assert found.message.count("does not reach") == 1
+    record = read_record(run)
+    assert [attempt.nodes for attempt in record.attempts] == [
+        ("node1", "node2", "node3", "node4"),
+        ("node1", "node2", "node4", "node5"),
     ]
-    ssh_bed.run("node1", *block)
-    try:
-        supervisor = runs.supervise(run)
-        finish(run, supervisor, 93)
-        found = runs.events(run, "found")[0].payload
-        assert found.finding == "peer_unreachable"
-        assert found.message.startswith(f"node3 does not reach node1 at {ssh_bed.address('node1')} port ")
-        assert "connection refused" in found.message
-        assert "node2" not in found.message and "node4" not in found.message
-        assert not runs.events(run, "rank_started")
-    finally:
-        ssh_bed.run("node1", *["-D" if word == "-A" else word for word in block])
+    assert {event.attempt for event in runs.events(run, "rank_started")} == {2}
     runs.assert_nothing_left(run)
 
 
