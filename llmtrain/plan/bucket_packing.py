@@ -15,6 +15,12 @@ Kind = Literal["plain", "partial", "shared"]
 BLOCK = 128
 """Elements that share one scale in 8-bit gradients: 1 + 4/128 bytes an element, 25.8 % of FP32."""
 
+BUCKETS_AT_ONCE = 3
+"""Buckets whose whole gradients exist at once where ZeRO keeps shards of them: one is filled, two travel."""
+
+SHARE_ON_THE_WIRE = {"fp32": 1.0, "bf16": 0.5, "fp16": 0.5, "int8": (1.0 + 4.0 / BLOCK) / 4.0}
+"""Bytes of a gradient in each format, as a share of FP32."""
+
 
 @dataclass(frozen=True, slots=True)
 class ParameterShape:
@@ -22,8 +28,8 @@ class ParameterShape:
 
     numel: int
     kind: Kind
-    """`partial`: each tensor-parallel rank sees a part of the gradient; `shared`: the two ends of the pipeline
-    hold the same tensor; `plain`: neither."""
+    """`partial`: each tensor-parallel rank sees a part of the gradient; `shared`: the two ends of the
+    pipeline hold the same tensor; `plain`: neither."""
     is_vector: bool
     """Norms and biases: too small to be worth gathering."""
     chunk: int
@@ -58,8 +64,8 @@ class Packing:
     def pack(self, shapes: Sequence[ParameterShape]) -> list[PackedBucket]:
         """Pack the parameters, given in forward order.
 
-        Parameters whose gradients are also summed over another group get buckets of their own, which come last:
-        they become ready last. So do vectors under ZeRO-3, which every replica keeps whole.
+        Parameters whose gradients are also summed over another group get buckets of their own, which come
+        last: they become ready last. So do vectors under ZeRO-3, which every replica keeps whole.
         """
         plain: list[list[int]] = []
         whole: list[int] = []
@@ -100,6 +106,11 @@ class Packing:
             releases=self.zero >= 2,
             gathers=self.zero >= 3,
         )
+
+
+def default_bucket_bytes(*, on_cpu: bool) -> int:
+    """FP32 bytes of a gradient bucket: large enough for full link speed, small enough to overlap."""
+    return (16 if on_cpu else 256) << 20
 
 
 def shard_elements(elements: int, parts: int, communication: str) -> int:
