@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 
 from llmtrain.config.fields import (
     Bounds,
+    Duration,
     Fraction,
     NaturalFloat,
     NaturalInt,
@@ -174,9 +175,13 @@ class StabilityConfig:
 class InjectedFault:
     """A fault made on purpose, to rehearse what happens then."""
 
-    kind: Literal["nan", "overflow", "bad_batch", "bit_flip"]
+    kind: Literal["nan", "overflow", "bad_batch", "bit_flip", "slow", "hang", "error", "stop", "kill"]
     """nan: in a layer's output; overflow: a layer's gradient is infinite, as beyond FP16's range; bad_batch:
-    the replica reads random tokens; bit_flip: one bit of the layer's weights on this rank flips."""
+    the replica reads random tokens; bit_flip: one bit of the layer's weights on this rank flips.
+
+    slow: the rank sleeps for `seconds` in the step; and in the run's first attempt only, hang: it does
+    nothing any more; error: its code raises; stop, kill: the signal.
+    """
     step: PositiveInt
     """Step that it begins in."""
     steps: PositiveInt = 1
@@ -187,3 +192,5 @@ class InjectedFault:
     """Layer of the model, from 0; the rank must hold it. bad_batch needs none."""
     passes: PositiveInt = 1
     """Passes of a hit step that see it: 1 spares the pass in FP32, 2 does not."""
+    seconds: Duration = 0.0
+    """Of slow: how long it sleeps in each step."""

@@ -12,6 +12,7 @@ from llmtrain.corpus.corpora import open_corpora
 from llmtrain.engine.build import Parts, build_parts
 from llmtrain.engine.clock import TraceFile, trace_place
 from llmtrain.engine.device import Device, choose_device, init_process_group
+from llmtrain.engine.disturbance import disturbance
 from llmtrain.engine.failures import FailedInStep, error_class
 from llmtrain.engine.flight import flight
 from llmtrain.engine.loop import Loop, peak_flops
@@ -52,6 +53,7 @@ def run_rank(
         init_process_group(device, env.rank, env.world_size)
     emit(PhaseStarted(phase="build"))
     recipe = job.spec.recipe
+    disturbance.prepare(recipe.faults.inject, env.rank, env.attempt)
     if env.rank == 0:
         _tell_about_numbers(recipe, device, emit)
     corpora = open_corpora(read_data_file(run.data_json), recipe, run.path.parent)

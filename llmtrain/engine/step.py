@@ -13,6 +13,7 @@ from llmtrain.config.layout import Layout
 from llmtrain.corpus.samples import DIGEST_MASK
 from llmtrain.engine.build import Parts
 from llmtrain.engine.data import Batch
+from llmtrain.engine.disturbance import disturbance
 from llmtrain.engine.flight import flight
 from llmtrain.engine.numerics.decide import Numbers, Verdict
 from llmtrain.engine.schedule import learning_rate
@@ -60,6 +61,7 @@ def train_step(parts: Parts, step: int, wishes: Wishes) -> StepResult:
     started = time.perf_counter()
     waited, clock, guard = _waited(parts), parts.passes.clock, parts.guard
     flight.begin_step(step)
+    disturbance.begin_step(step)
     clock.begin()
     guard.begin_step(step)
     batch = parts.batches.fetch(step).map(parts.device.upload)

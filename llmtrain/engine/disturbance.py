@@ -1,0 +1,58 @@
+"""Ranks that are slow, hang, fail or die on purpose, for rehearsals: only what the recipe's `faults.inject`
+lists."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Sequence
+
+from llmtrain.config.numerics import InjectedFault
+
+HANG_SECONDS = 3600.0
+
+
+class InjectedError(RuntimeError):
+    """What the fault `error` raises."""
+
+
+class Disturbance:
+    """The faults that this rank meets by itself, at the beginning of a step."""
+
+    def __init__(self) -> None:
+        self._faults: tuple[InjectedFault, ...] = ()
+
+    def prepare(self, faults: Sequence[InjectedFault], rank: int, attempt: int) -> None:
+        """Keep the faults of this rank. All but `slow` happen once, in the first attempt: a restart cures
+        them."""
+        self._faults = tuple(
+            fault for fault in faults if fault.rank == rank and (attempt == 1 or fault.kind == "slow")
+        )
+
+    def begin_step(self, step: int) -> None:
+        """Do what is due in a step. Raises InjectedError."""
+        for fault in self._faults:
+            if fault.step <= step < fault.step + fault.steps:
+                _happen(fault, step)
+
+
+def _happen(fault: InjectedFault, step: int) -> None:
+    match fault.kind:
+        case "slow":
+            time.sleep(fault.seconds)
+        case "hang":
+            while True:
+                time.sleep(HANG_SECONDS)
+        case "error":
+            raise InjectedError(f"an error on purpose in step {step}")
+        case "stop":
+            os.kill(os.getpid(), signal.SIGSTOP)
+        case "kill":
+            os.kill(os.getpid(), signal.SIGKILL)
+        case _:  # what the numbers meet is not this rank's own
+            pass
+
+
+disturbance = Disturbance()
+"""A process is one rank."""
