@@ -55,6 +55,10 @@ class Clock:
         self._laps.append((phase, self._device.stamp()))
         flight.doing(_AFTER.get(phase, phase))
 
+    def has_ended(self, phase: str) -> bool:
+        """Whether a phase of the step is over."""
+        return any(name == phase for name, _ in self._laps)
+
     def compute_seconds(self) -> float:
         """Seconds of this rank's passes, tensor-parallel collectives included. Only once the device is
         done."""

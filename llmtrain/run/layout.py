@@ -44,6 +44,11 @@ class AttemptDir:
         """Folder of traced steps: `rank-00000.json` (`events/trace.py`); none when no step was traced."""
         return self.path / "trace"
 
+    @property
+    def out_of_memory(self) -> Path:
+        """Folder of what ranks that ran out of memory left: `rank-00000.json` (`run/memory_file.py`)."""
+        return self.path / "out-of-memory"
+
     def rank_trace(self, rank: int) -> Path:
         """Trace of a rank's passes, for chrome://tracing and Perfetto."""
         return self.trace / f"rank-{rank:05d}.json"
@@ -152,6 +157,10 @@ class RunDir:
     def checkpoints(self) -> Path:
         """Folder of `step-*/` (`run/checkpoints.py`)."""
         return self.path / "checkpoints"
+
+    def rescued(self, snapshot: str) -> Path:
+        """Where shards of a snapshot lie that nodes without ranks had to give (`run/snapshots.py`)."""
+        return self.path / "rescued" / snapshot
 
     @property
     def data_json(self) -> Path:
