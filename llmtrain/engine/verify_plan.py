@@ -12,7 +12,8 @@ from __future__ import annotations
 import json
 import sys
 import weakref
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from math import ceil
 from typing import Any
 
@@ -25,12 +26,14 @@ from torch.utils._pytree import tree_leaves
 from llmtrain.config.codec import from_json
 from llmtrain.config.job import JobSpec
 from llmtrain.config.layout import Layout
+from llmtrain.config.recipe import Recipe
 from llmtrain.engine.build import COMPUTE_TYPES, build_memory
 from llmtrain.engine.device import Device
 from llmtrain.engine.model.stage import ModelStage
 from llmtrain.engine.parallel.groups import DONE, Group, Groups, Pending
 from llmtrain.engine.parallel.pipeline import build_stages
 from llmtrain.parallel_dims import ParallelDims
+from llmtrain.plan.bucket_packing import default_bucket_bytes
 from llmtrain.plan.schedules import micro_batches_in_flight, waiting_buffers
 
 META = torch.device("meta")
@@ -42,6 +45,8 @@ class LiveBytes(TorchDispatchMode):
 
     now: int = 0
     peak: int = 0
+    coming_and_going: list[Tensor] = field(default_factory=list)
+    """Tensors whose storage is allocated and freed in place (ZeRO-3)."""
     _known: dict[int, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -53,6 +58,8 @@ class LiveBytes(TorchDispatchMode):
         for leaf in tree_leaves(result):
             if isinstance(leaf, Tensor):
                 self.add(leaf)
+        gathered = sum(tensor.untyped_storage().nbytes() for tensor in self.coming_and_going)
+        self.peak = max(self.peak, self.now + gathered)
         return result
 
     def add(self, tensor: Tensor) -> None:
@@ -64,7 +71,6 @@ class LiveBytes(TorchDispatchMode):
         size = storage.nbytes()
         self._known[key] = weakref.finalize(storage, self._drop, key, size)
         self.now += size
-        self.peak = max(self.peak, self.now)
 
     def ignore(self, tensor: Tensor) -> None:
         """Leave out a storage that lives as long as the counter."""
@@ -89,9 +95,9 @@ class SilentGroup(Group):
         return DONE
 
     def start_reduce_scatter(self, part: Tensor, full: Tensor) -> Pending:
-        """Count, and leave the tensors as they are."""
+        """Count, and leave the tensors as they are; `full` lives on until the wait."""
         self._count("reduce_scatter", full)
-        return DONE
+        return Pending(finish=partial(tuple, (full,)))
 
 
 class _FlashAttention(torch.autograd.Function):
@@ -143,23 +149,34 @@ def count_stage(spec: JobSpec, layout: Layout, stage: int, micro_batches: int) -
     device = Device(META, "none")
     with META:
         stages = build_stages(spec.recipe.model, layout, groups)
-    buckets = build_memory(stages, groups, layout, spec.recipe, device)
+    buckets = build_memory(stages, groups, layout, _with_bucket(spec), device)
     states = {"parameters": 0, "gradients": 0, "optimizer": 0}
     for bucket in buckets.buckets:
-        states["parameters"] += _bytes(bucket.parameters)
-        states["gradients"] += _bytes(bucket.gradients)
-        if bucket.reduced.data_ptr() != bucket.gradients.data_ptr() or bucket.sharded:
+        states["parameters"] += _bytes(bucket.own if bucket.gathers else bucket.parameters)
+        states["gradients"] += sum(_bytes(errors) for errors in bucket.errors)
+        if bucket.gradients is not None:
+            states["gradients"] += _bytes(bucket.gradients)
+        if bucket.gradients is None or bucket.sharded:
             states["gradients"] += _bytes(bucket.reduced)
         if bucket.master.dtype != bucket.parameters.dtype:
             states["optimizer"] += _bytes(bucket.master)
         states["optimizer"] += _bytes(bucket.exp_avg) + _bytes(bucket.exp_avg_sq)
     buckets.begin_step(micro_batches)
     counter = LiveBytes()
+    counter.coming_and_going = [bucket.parameters for bucket in buckets.buckets if bucket.gathers]
     for bucket in buckets.buckets:
-        for tensor in (bucket.parameters, bucket.gradients, bucket.reduced, bucket.master):
-            counter.ignore(tensor)
+        for tensor in (bucket.parameters, bucket.gradients, bucket.reduced, bucket.master, bucket.own):
+            if tensor is not None:
+                counter.ignore(tensor)
     activations = _passes(spec, layout, stages, micro_batches, counter)
     return {"stage": stage, **states, "activations": activations, "working": counter.peak - activations}
+
+
+def _with_bucket(spec: JobSpec) -> Recipe:
+    """The recipe with the bucket size of the job's accelerator, not of the meta device."""
+    parallel = spec.recipe.parallel
+    bucket = parallel.bucket or default_bucket_bytes(on_cpu=spec.cluster.accelerator == "cpu")
+    return replace(spec.recipe, parallel=replace(parallel, bucket=bucket))
 
 
 def _passes(

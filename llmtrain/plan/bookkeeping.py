@@ -31,6 +31,8 @@ class Bookkeeping:
     """Whether what one layer's backward pass makes is counted: whole inputs, gradients of activations."""
     half_gradients: bool = False
     """Whether half-precision gradients stay beside FP32 sums of them."""
+    whole_vectors: bool = False
+    """Whether ZeRO-3 leaves norms and biases whole on every replica."""
     buckets: float = 0.0
     """Bytes of fixed communication buckets."""
 
@@ -43,6 +45,7 @@ BOOKKEEPING: dict[str, Bookkeeping] = {
         rotated_copies=True,
         layer_scratch=False,
         receive_buffers=True,
+        whole_vectors=True,
         backward_buffers=True,
     ),
     "megatron": Bookkeeping(

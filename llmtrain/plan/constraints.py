@@ -13,8 +13,10 @@ from llmtrain.plan.machine import Machine
 from llmtrain.plan.workload import Workload
 from llmtrain.units import plural
 
-BATCH_RULE = "interleaving over the batch"
-"""The one rule of the settings that depends on the batch, too."""
+INTERLEAVING_RULE = "interleaving over the batch"
+GATHERING_RULE = "zero 3 over the batch"
+BATCH_RULES = (INTERLEAVING_RULE, GATHERING_RULE)
+"""The rules of the settings that depend on the batch, too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,12 +71,8 @@ def knob_refusals(work: Workload, layout: Layout, features: EngineFeatures) -> I
             f"sequence {work.sequence} mod tp {layout.tp} = {rest}, must be 0",
             "lower tp",
         )
-    if layout.zero >= 2 and layout.pp > 1:
-        yield _knob(
-            "zero with a pipeline",
-            f"zero {layout.zero} with pp {layout.pp} would move gradients or weights in every micro-batch",
-            "use zero=1",
-        )
+    if layout.zero == 3:
+        yield from _gathering(work, layout)
     for setting in features.missing(layout):
         yield _knob(
             "engine", f"the engine cannot run {setting}", "leave it to auto, or plan for another engine"
@@ -100,9 +98,19 @@ def _interleaving(work: Workload, layout: Layout) -> Iterator[Refusal]:
     if share % layout.pp or extra:
         bad = share if share % layout.pp else share + 1
         yield _knob(
-            BATCH_RULE,
+            INTERLEAVING_RULE,
             f"accumulation {bad} mod pp {layout.pp} = {bad % layout.pp}, must be 0 with vpp {layout.vpp}",
             "use vpp=1 or an accumulation that pp divides",
+        )
+
+
+def _gathering(work: Workload, layout: Layout) -> Iterator[Refusal]:
+    total = work.global_batch // layout.micro_batch
+    if total % layout.dp:
+        yield _knob(
+            GATHERING_RULE,
+            f"{total} micro-batches mod dp {layout.dp} = {total % layout.dp}, must be 0 with zero 3",
+            "use zero=2, or a dp that divides the micro-batches",
         )
 
 

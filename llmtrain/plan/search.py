@@ -11,7 +11,14 @@ from typing import Any, cast
 
 from llmtrain.config.layout import Layout
 from llmtrain.config.recipe import Recipe
-from llmtrain.plan.constraints import BATCH_RULE, Refusal, knob_refusals, refusals
+from llmtrain.plan.constraints import (
+    BATCH_RULES,
+    GATHERING_RULE,
+    INTERLEAVING_RULE,
+    Refusal,
+    knob_refusals,
+    refusals,
+)
 from llmtrain.plan.engine_features import EngineFeatures
 from llmtrain.plan.evaluate import Evaluator
 from llmtrain.plan.plan import Candidate
@@ -155,7 +162,7 @@ class Search:
         for knobs in self._space.knobs(axes[3], axes[0]):
             layout = _layout(axes, 1, 1, knobs)
             broken = next(knob_refusals(self._evaluator.work, layout, self._features), None)
-            if broken is None or broken.rule == BATCH_RULE:
+            if broken is None or broken.rule in BATCH_RULES:
                 usable.append(knobs)
             else:
                 refused.add(broken, len(self._space.micro_batches))
@@ -177,8 +184,11 @@ class Search:
         need_of, limit = evaluator.memory_model.need, evaluator.usable_memory
         for knob in knobs:
             layout = _layout(axes, dp, micro, knob)
-            if knob.vpp > 1 and not even:
-                refused.count(BATCH_RULE, lambda: self._uneven(layout))  # noqa: B023 (called at once)
+            rule = INTERLEAVING_RULE if knob.vpp > 1 and not even else ""
+            if knob.zero == 3 and total % dp:
+                rule = GATHERING_RULE
+            if rule:
+                refused.count(rule, lambda: self._uneven(layout, rule))  # noqa: B023 (called at once)
                 continue
             need = need_of(layout, micro_batches)
             if need <= limit:
@@ -188,10 +198,8 @@ class Search:
                 refused.nearest, refused.nearest_need = layout, need
             refused.count("memory", lambda: _too_big(need, limit))  # noqa: B023 (called at once)
 
-    def _uneven(self, layout: Layout) -> Refusal:
-        return next(
-            r for r in knob_refusals(self._evaluator.work, layout, self._features) if r.rule == BATCH_RULE
-        )
+    def _uneven(self, layout: Layout, rule: str) -> Refusal:
+        return next(r for r in knob_refusals(self._evaluator.work, layout, self._features) if r.rule == rule)
 
     def _replicas(self, axes: Axes, micro: int, nodes: int, free: bool) -> list[int]:
         wanted = self._recipe.parallel.dp

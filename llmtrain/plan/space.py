@@ -61,7 +61,9 @@ class Space:
         free_sp = [True] if features.sequence_parallel and split else [False]
         if self._machine.is_cpu and split and features.sequence_parallel:
             free_sp = [False, True]
-        zero = _choices(fixed.zero, [z for z in (1, 2, 3) if z in features.zero] or list(features.zero))
+        # In a pipeline, gradients or weights would move in every one of its many micro-batches.
+        worth = (1, 2, 3) if pp == 1 else (1,)
+        zero = _choices(fixed.zero, [z for z in worth if z in features.zero] or list(features.zero))
         for vpp, schedule in self._schedules(pp):
             for recompute in _choices(fixed.recompute, list(features.recompute)):
                 for sequence_parallel in _choices(fixed.sequence_parallel, free_sp):

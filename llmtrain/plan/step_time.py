@@ -12,9 +12,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 from llmtrain.config.layout import Layout
+from llmtrain.plan.activations import vocabulary_share
+from llmtrain.plan.bucket_packing import SHARE_ON_THE_WIRE
 from llmtrain.plan.collectives import Group, all_reduce, group, scatter_or_gather, send
 from llmtrain.plan.layer_time import BlockTime, BlockTimer, data_group
-from llmtrain.plan.memory import stage_parameters, vocabulary_share
+from llmtrain.plan.memory import stage_parameters
 from llmtrain.plan.plan import Breakdown
 from llmtrain.plan.schedules import stage_layer_counts
 
@@ -123,8 +125,10 @@ def _data(timer: BlockTimer, layout: Layout, block: BlockTime, micro_batches: in
     """Seconds of gradient reduction and weight gathering on the first stage: exposed, hidden."""
     software = timer.machine.software
     reduce, gather = _traffic_of_stage(timer, layout)
+    if layout.zero >= 2:
+        reduce *= micro_batches
     if layout.zero == 3:
-        reduce, gather = micro_batches * reduce, 2 * micro_batches * gather
+        gather *= 2 * micro_batches
     hidden = 0.0
     if software.overlap_gradients or software.overlap_weights:
         backward, forward = _windows(timer, layout, block, micro_batches)
@@ -150,7 +154,8 @@ def _traffic_of_stage(timer: BlockTimer, layout: Layout) -> tuple[float, float]:
 def _traffic(timer: BlockTimer, layout: Layout, where: Group, weights: float) -> tuple[float, float]:
     machine, element = timer.machine, timer.work.activation_bytes
     gradient = 4.0 if machine.software.gradients == "fp32" or element == 4 else 2.0
-    calls = max(1.0, weights / _BUCKET)
+    gradient = min(gradient, 4.0 * SHARE_ON_THE_WIRE[timer.work.communication])
+    calls = max(1.0, weights / (timer.work.bucket / 4.0 if timer.work.bucket else _BUCKET))
     if layout.zero == 0:
         return all_reduce(machine, where, gradient * weights, calls), 0.0
     reduce = scatter_or_gather(machine, where, gradient * weights, calls)
@@ -170,7 +175,7 @@ def _tied(timer: BlockTimer, layout: Layout) -> float:
 def _windows(timer: BlockTimer, layout: Layout, block: BlockTime, micro_batches: int) -> tuple[float, float]:
     """Seconds of compute that gradient reduction and weight gathering can run beside.
 
-    ZeRO-3: every pass. Else gradients are final only in the last micro-batch: its backward pass for the
+    ZeRO-2 and 3: every pass. Else gradients are final only in the last micro-batch: its backward pass for the
     reduction,
     the first forward pass for the gathering; with v chunks a stage, all chunks but one end p micro-batches
     earlier.
@@ -178,8 +183,9 @@ def _windows(timer: BlockTimer, layout: Layout, block: BlockTime, micro_batches:
     layers = max(0, stage_layer_counts(timer.work.model.layers, layout.pp, layout.vpp)[0] - 1)
     backward = layers * (block.backward + block.recompute + block.tensor / 2)
     forward = layers * block.forward
-    if layout.zero == 3:
-        return micro_batches * backward, micro_batches * (forward + backward)
+    if layout.zero >= 2:
+        gathering = micro_batches * (forward + backward) if layout.zero == 3 else forward
+        return micro_batches * backward, gathering
     passes = 1.0
     if layout.vpp > 1:
         passes = min(micro_batches, (layout.pp * (layout.vpp - 1) + 1) / layout.vpp)

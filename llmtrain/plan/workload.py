@@ -23,6 +23,12 @@ class Workload:
     """Precision mode."""
     steps: int
     flops_per_token: float
+    communication: str = "fp32"
+    """Format that gradients are reduced in."""
+    bucket: float | None = None
+    """FP32 bytes of gradients that are reduced in one call; None: the engine's default."""
+    two_levels: bool = True
+    """Whether gradients are summed inside each node first."""
 
     @property
     def tokens_per_step(self) -> int:
@@ -49,4 +55,7 @@ def make_workload(recipe: Recipe) -> Workload:
         mode=recipe.precision.mode,
         steps=steps,
         flops_per_token=flops_per_token(model),
+        communication=recipe.parallel.gradient_communication,
+        bucket=recipe.parallel.bucket,
+        two_levels=recipe.parallel.two_level_reduction,
     )

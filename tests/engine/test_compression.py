@@ -145,5 +145,5 @@ def test_a_resume_repeats_the_losses(tmp_path: Path) -> None:
 
 
 def test_unsharded_states_refuse_compression() -> None:
-    with pytest.raises(ConfigError, match="int8 needs sharded optimizer states"):
+    with pytest.raises(ConfigError, match="int8 needs sharded states"):
         check_supported(case("int8", dp=2).recipe, Layout(dp=2, zero=0))

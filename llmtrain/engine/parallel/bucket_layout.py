@@ -12,7 +12,7 @@ from llmtrain.engine.model.parameters import ModelParameter
 from llmtrain.engine.model.stage import ModelStage
 from llmtrain.engine.parallel.buckets import Bucket, Buckets, Run, Slot
 from llmtrain.engine.parallel.gathering import GatheredWeights
-from llmtrain.engine.parallel.groups import Group, Groups
+from llmtrain.engine.parallel.groups import Groups
 from llmtrain.engine.parallel.replicas import Replicas
 from llmtrain.plan.bucket_packing import PackedBucket, Packing, ParameterShape, shard_elements
 

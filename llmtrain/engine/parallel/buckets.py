@@ -1,13 +1,13 @@
 """Flat buckets: BF16 parameters, FP32 gradient sums, and this replica's FP32 shard of the optimizer state.
 
-A bucket is a few parameters laid end to end. The shard is a contiguous 1/dp of it, cut anywhere, also inside a
-parameter. What else is cut is the ZeRO stage (Rajbhandari et al. 2020):
+A bucket is a few parameters laid end to end. The shard is a contiguous 1/dp of it, cut anywhere, also
+inside a parameter. What else is cut is the ZeRO stage (Rajbhandari et al. 2020):
 
 - 0: nothing; every replica keeps all of it and gradients are all-reduced.
-- 1: the optimizer state. Gradients of all micro-batches are summed in FP32 into the flat buffer; when the last one
-  has arrived, the bucket's reduce-scatter over the replicas starts while the backward pass goes on.
-- 2: gradients too. The flat buffer lives from a bucket's first gradient of a micro-batch to its reduce-scatter;
-  the shards of all micro-batches are summed.
+- 1: the optimizer state. Gradients of all micro-batches are summed in FP32 into the flat buffer; when the
+  last one has arrived, the bucket's reduce-scatter over the replicas starts while the backward pass goes on.
+- 2: gradients too. The flat buffer lives from a bucket's first gradient of a micro-batch to its
+  reduce-scatter; the shards of all micro-batches are summed.
 - 3: parameters too (`gathering.py`).
 """
 
@@ -24,8 +24,9 @@ from llmtrain.engine.model.parameters import ModelParameter
 from llmtrain.engine.parallel.groups import DONE, Group, Pending
 from llmtrain.engine.parallel.reduction_order import ReductionOrder
 from llmtrain.engine.parallel.replicas import Chain, Replicas
+from llmtrain.plan.bucket_packing import BUCKETS_AT_ONCE
 
-MOST_UNDER_WAY = 2
+MOST_UNDER_WAY = BUCKETS_AT_ONCE - 1
 """Reductions whose whole gradients may wait for the replicas at once, where they are released afterwards."""
 
 

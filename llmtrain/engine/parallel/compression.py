@@ -1,7 +1,7 @@
 """Formats that gradients travel in, and 8-bit quantisation with error feedback.
 
-A replica encodes what it sends to each other one, and sums what it receives in FP32, in rank order: nothing is
-rounded twice. 8-bit blocks of 128 elements share an FP32 scale, the largest magnitude / 127. What rounding
+A replica encodes what it sends to each other one, and sums what it receives in FP32, in rank order: nothing
+is rounded twice. 8-bit blocks of 128 elements share an FP32 scale, the largest magnitude / 127. What rounding
 leaves out is added to the next step's gradient (error feedback: Seide et al. 2014; Karimireddy et al. 2019).
 """
 
@@ -30,8 +30,8 @@ class Codec:
         return self.name == "int8"
 
     def encode(self, values: Tensor, errors: Tensor | None) -> Tensor:
-        """[n, shard] FP32 -> [n, bytes]. With `errors` [n x shard], adds them to the values first, in place, and
-        leaves there what was rounded away now."""
+        """[n, shard] FP32 -> [n, bytes]. With `errors` [n x shard], adds them to the values first, in
+        place, and leaves there what was rounded away now."""
         if self.name != "int8":
             return values.to(_HALVES[self.name]).view(torch.uint8)
         members, shard = values.shape

@@ -1,10 +1,10 @@
-"""Weights that are on their way when a stage needs them: new ones after an optimizer step, which are waited for
-at their first use, and those of ZeRO-3, which are gathered for every use.
+"""Weights that are on their way when a stage needs them: new ones after an optimizer step, which are waited
+for at their first use, and those of ZeRO-3, which are gathered for every use.
 
-ZeRO-3 gathers a site's buckets (a block's) before its forward pass and gives them back after it, and again for
-the backward pass; the next site's are gathered meanwhile, so that two sites' weights are whole at a time. The
-storage of a bucket's flat tensor is freed and allocated anew; its parameters, and what autograd has saved of
-them, are views of it throughout.
+ZeRO-3 gathers a site's buckets (a block's) before its forward pass and gives them back after it, and again
+for the backward pass; the next site's are gathered meanwhile, so that two sites' weights are whole at a
+time. The storage of a bucket's flat tensor is freed and allocated anew; its parameters, and what autograd
+has saved of them, are views of it throughout.
 """
 
 from __future__ import annotations

@@ -40,6 +40,11 @@ class Traffic:
     lane: Lane = flight.lane_of_nobody
     """Where each is noted, for whoever has to find out why a rank hangs."""
 
+    def add(self, name: str, tensor: torch.Tensor) -> None:
+        """Count a collective, or a message to one member (`send`)."""
+        self.calls[name] += 1
+        self.bytes[name] += tensor.numel() * tensor.element_size()
+
     def clear(self) -> None:
         """Start counting anew."""
         self.calls.clear()
@@ -156,7 +161,8 @@ class Group:
         return Pending(self.traffic, _reduce_scatter(part, full, group=self.handle, async_op=True).wait)
 
     def start_all_to_all(self, received: torch.Tensor, sent: torch.Tensor) -> Pending:
-        """Begin to send row i of `sent`, [size, ...], to member i; row i of `received` comes from member i."""
+        """Begin to send row i of `sent`, [size, ...], to member i; row i of `received` comes from member
+        i."""
         if self.size == 1:
             received.copy_(sent)
             return DONE
@@ -208,8 +214,7 @@ class Group:
 
     def _count(self, name: str, tensor: torch.Tensor) -> None:
         self.traffic.lane.enter(name)
-        self.traffic.calls[name] += 1
-        self.traffic.bytes[name] += tensor.numel() * tensor.element_size()
+        self.traffic.add(name, tensor)
 
 
 @dataclass(frozen=True, slots=True)

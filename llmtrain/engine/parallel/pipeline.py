@@ -177,6 +177,12 @@ class PipelinePass:
         made.passes = self
         return made
 
+    def count_sent(self, operations: list[Any]) -> list[Any]:
+        """See `StageOwner.count_sent`."""
+        for operation in operations:
+            self._groups.pp.traffic.add("send", operation.tensor)
+        return operations
+
     def new_activation(self) -> Tensor:
         """Room for what one stage hands to another, [s, b, h], or [s/n, b, h] under sequence parallelism."""
         model, tp = self._stages[0].model, self._stages[0].tp

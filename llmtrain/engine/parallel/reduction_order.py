@@ -1,5 +1,5 @@
-"""In which order buckets are reduced: replicas must start the same collectives in the same order, however many
-micro-batches each of them has."""
+"""In which order buckets are reduced: replicas must start the same collectives in the same order, however
+many micro-batches each of them has."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ class _Lane:
         self.started = 0
 
     def possible(self) -> Iterator[Bucket]:
-        """Yield, in turn, the buckets whose gradients of the next round have come. A gradient of a later round
-        that came early goes with it: only the sum over all rounds counts."""
+        """Yield, in turn, the buckets whose gradients of the next round have come. A gradient of a later
+        round that came early goes with it: only the sum over all rounds counts."""
         while True:
             finished, place = divmod(self.started, len(self.buckets))
             bucket = self.buckets[place]
@@ -38,9 +38,10 @@ class _Lane:
 class ReductionOrder:
     """One step's order.
 
-    Buckets that are reduced once go in bucket order. Those reduced in every micro-batch go by rounds; where all
-    replicas have as many micro-batches, they follow the same schedule, and the chunks of an interleaved pipeline,
-    whose rounds come at different times, are independent. Buckets of the two sorts never wait for each other.
+    Buckets that are reduced once go in bucket order. Those reduced in every micro-batch go by rounds; where
+    all replicas have as many micro-batches, they follow the same schedule, and the chunks of an interleaved
+    pipeline, whose rounds come at different times, are independent. Buckets of the two sorts never wait for
+    each other.
     """
 
     def __init__(self, buckets: Sequence[Bucket], micro_batches: int, busiest: int) -> None:

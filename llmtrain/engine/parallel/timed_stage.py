@@ -21,6 +21,10 @@ class StageOwner(Protocol):
         """Room for what one stage hands to another."""
         ...
 
+    def count_sent(self, operations: list[Any]) -> list[Any]:
+        """Count what is about to be sent to a neighbour."""
+        ...
+
 
 class TimedStage(PipelineStage):
     """A pipeline stage whose passes are timed, and whose receive buffers live no longer than they are
@@ -42,6 +46,14 @@ class TimedStage(PipelineStage):
             if not info.is_root_arg and info.tensor_meta is not None:
                 info.buffer = self.passes.new_activation()
         return super()._get_recv_ops(recv_infos)
+
+    def get_fwd_send_ops(self, fwd_chunk_id: int) -> list[Any]:
+        """What a forward pass hands on."""
+        return self.passes.count_sent(super().get_fwd_send_ops(fwd_chunk_id))
+
+    def get_bwd_send_ops(self, bwd_chunk_id: int) -> list[Any]:
+        """What a backward pass hands back."""
+        return self.passes.count_sent(super().get_bwd_send_ops(bwd_chunk_id))
 
     def _retrieve_recv_activations(self, fwd_chunk_id: int) -> Any:
         received = super()._retrieve_recv_activations(fwd_chunk_id)
