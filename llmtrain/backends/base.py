@@ -133,6 +133,16 @@ class SurveyBackend(Protocol):
 
 
 @runtime_checkable
+class DistantBackend(Protocol):
+    """A backend whose nodes may not see the run's folder of this machine."""
+
+    @property
+    def is_distant(self) -> bool:
+        """Whether files have to be sent to nodes, and logs fetched."""
+        ...
+
+
+@runtime_checkable
 class ReturnBackend(Protocol):
     """A backend that can look at single nodes while a run goes on: whether they have come back."""
 

@@ -85,6 +85,8 @@ class Expected:
     """Whether ranks of several nodes talk to each other."""
     gpus: int = 0
     """GPUs that the profile promises on every node."""
+    distant: bool = False
+    """Whether nodes share the folder with each other, and not with this machine."""
 
 
 def problems_of(reports: Mapping[str, Report], expected: Expected) -> dict[str, list[Problem]]:
@@ -128,6 +130,7 @@ def _software(name: str, report: Report, expected: Expected, torch: str, python:
     if ":" in report.llmtrain:
         message = f"{report.executable} has no llmtrain ({report.llmtrain})"
         hint = f"`{pip} llmtrain=={expected.llmtrain}` on {name}, or another interpreter with backend.python"
+        hint += "; backend.ssh.push sends this one"
         yield Problem(name, message, hint)
     elif report.llmtrain != expected.llmtrain:
         message = f"llmtrain {report.llmtrain} is installed, here it is {expected.llmtrain}"
@@ -149,11 +152,13 @@ def _minor(version: str) -> str:
 
 def _folder(name: str, report: Report, expected: Expected) -> Iterator[Problem]:
     if report.nonce != expected.nonce:
-        yield Problem(
-            name,
-            f"{expected.folder} is not the same folder there as here",
-            "checkpoints need a folder that all nodes and this machine share (storage.path)",
-        )
+        here = "on the first node" if expected.distant else "here"
+        hint = "checkpoints need a folder that all nodes and this machine share (storage.path)"
+        if expected.distant:
+            hint = "checkpoints need a folder that all nodes share (storage.path), or a run of one node"
+        elif report.nonce == "":
+            hint += "; if only the nodes share it: storage.shared: nodes"
+        yield Problem(name, f"{expected.folder} is not the same folder there as {here}", hint)
     elif not report.writable:
         message = f"user `{report.user}` may not write to {expected.folder}"
         hint = f"`ls -ld {expected.folder}` says who may; another user: backend.ssh.user"

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import logging
+import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -28,11 +30,13 @@ from llmtrain.config.ssh import SshConfig
 from llmtrain.errors import ConfigError, Problem
 from llmtrain.run.job_file import JobFile
 from llmtrain.run.layout import RunDir
-from llmtrain.transport.base import Transport
+from llmtrain.transport.base import Transport, TransportError
+from llmtrain.transport.code import send_code, wrapper_path
 from llmtrain.transport.parallel import in_parallel
 from llmtrain.transport.ssh import SshTransport
 from llmtrain.transport.ssh_settings import OpenSshConfig
 
+CLEAN_SECONDS = 10.0
 RETRY_SECONDS = 10.0
 """Pauses between tries to connect, in all."""
 _log = logging.getLogger(__name__)
@@ -105,8 +109,15 @@ class SshBackend:
         return warm if warm is not None else self._transport(node.name)
 
     def agent_python(self, node: Node) -> str:
-        """The interpreter of the profile, by default the path of this one."""
+        """The profile's interpreter, by default the path of this one; or what finds the code sent there."""
+        if self._ssh.push:
+            return str(wrapper_path(self._storage, self._cluster.backend.python))
         return self._cluster.backend.python or sys.executable
+
+    @property
+    def is_distant(self) -> bool:
+        """Whether nodes do not see the run's folder of this machine."""
+        return self._cluster.storage.shared == "nodes"
 
     def as_nodes(self, reports: Mapping[str, Report]) -> list[Node]:
         """Nodes by the address that the others reach them on."""
@@ -154,7 +165,8 @@ class SshBackend:
         write: bool = False,
     ) -> Survey:
         """The named hosts, held against each other and those `beside` them."""
-        with nonce_file(folder) as (file, nonce):
+        proof = nonce_file(folder) if not self.is_distant else self._nonce_there(folder, names)
+        with proof as (file, nonce):
             work = {name: partial(self._look_at, name, file, write) for name in names}
             reports, failed = in_parallel(work, seconds=seconds)
         expected = Expected(
@@ -164,6 +176,7 @@ class SshBackend:
             interface=self._interface,
             several=several,
             gpus=gpus_promised(self._cluster),
+            distant=self.is_distant,
         )
         known = {name: replace(report, nonce=nonce) for name, report in (beside or {}).items()}
         return judged(names, known | reports, failed, expected)
@@ -172,12 +185,40 @@ class SshBackend:
         transport = self._transport(name)
         try:
             transport.connect()
+            if self._ssh.push:
+                send_code(transport, self._storage, self._cluster.backend.python)
             report = ask(transport, name, self.agent_python(Node(name=name, address="")), nonce, write=write)
         except BaseException:
             transport.close()
             raise
         self._warm[name] = transport
         return report
+
+    @contextmanager
+    def _nonce_there(self, folder: Path, names: Sequence[str]) -> Iterator[tuple[Path, str]]:
+        """A file on the first node that answers proves that the others see the same folder."""
+        text = os.urandom(16).hex()
+        file = folder / f".llmtrain-{text[:8]}"
+        for name in names:
+            transport = self._transport(name)
+            try:
+                transport.connect()
+                transport.put(file, text.encode("ascii"))
+            except TransportError:
+                transport.close()
+                continue
+            try:
+                yield file, text
+            finally:
+                with suppress(TransportError):
+                    transport.run(["rm", "-f", "--", str(file)], timeout=CLEAN_SECONDS)
+                transport.close()
+            return
+        yield file, text
+
+    @property
+    def _storage(self) -> Path:
+        return Path(self._cluster.storage.path)
 
     def _cool_down(self) -> None:
         while self._warm:

@@ -69,7 +69,8 @@ def _resume(
         if as_json:
             console.emit_json({"run": found.run_id, "path": str(found.path), "exit_status": 0})
         return ExitStatus.DONE
-    _refuse_fresh(found, record)
+    if job.spec.cluster.storage.shared == "everywhere":
+        _refuse_fresh(found, record)  # Elsewhere the checkpoints cannot be seen from here; the ranks look.
     if nodes is None:
         allowance = read_allowance(found)
     else:

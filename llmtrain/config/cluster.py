@@ -84,6 +84,9 @@ class StorageConfig:
 
     Relative to the working directory on `local`, absolute and shared elsewhere.
     """
+    shared: Literal["everywhere", "nodes"] = "everywhere"
+    """Who sees `path`: `everywhere` the launching machine too, `nodes` only the nodes (with one node it need
+    not be shared at all). Then files are sent, events and logs fetched; checkpoints stay on the nodes."""
     bandwidth: Bandwidth
     """Aggregate write bandwidth, bytes/s."""
 

@@ -29,5 +29,8 @@ class SshConfig:
     """Configuration file of the SSH client; another one stands alone, as with `ssh -F`."""
     connect_timeout: PositiveDuration = 10.0
     """A node that is silent for so long, in seconds, while it is connected to is given up."""
+    push: bool = False
+    """Whether this llmtrain is sent to nodes, into a folder below `storage.path`, in place of one installed
+    there; `backend.python` then needs only what llmtrain depends on."""
     retries: Annotated[int, Bounds(low=0, high=3)] = 3
     """Further tries after a node has refused a connection."""

@@ -71,6 +71,18 @@ def _interface(profile: ClusterProfile) -> Iterator[Problem]:
         yield Problem("inter_node.interface", message, "e.g. `eth0`, `ib0`")
 
 
+@rule("backend", "storage.shared")
+def _unshared_needs_ssh(profile: ClusterProfile) -> Iterator[Problem]:
+    if profile.storage.shared == "nodes" and profile.backend.kind != "ssh":
+        message = f"storage.shared = nodes means nothing with backend.kind = {profile.backend.kind}"
+        hint = "slurm: backend.slurm.login launches from outside; local: remove it"
+        yield Problem("storage.shared", message, hint)
+    ssh = profile.backend.ssh
+    if ssh is not None and ssh.push and not profile.backend.python:
+        hint = "e.g. `/opt/venv/bin/python`: an interpreter of the nodes that has torch"
+        yield Problem("backend.python", "backend.ssh.push needs an interpreter on the nodes", hint)
+
+
 @rule("inter_node")
 def _switches(profile: ClusterProfile) -> Iterator[Problem]:
     switches = profile.inter_node.switches if profile.inter_node else {}
@@ -93,4 +105,5 @@ SSH_RULES: tuple[Rule[ClusterProfile], ...] = (
     _python,
     _interface,
     _switches,
+    _unshared_needs_ssh,
 )

@@ -11,8 +11,9 @@ from functools import partial
 from typing import TypeVar
 
 from llmtrain.agent import messages
-from llmtrain.backends.base import Backend, Node
+from llmtrain.backends.base import Backend, DistantBackend, Node
 from llmtrain.run.layout import RunDir
+from llmtrain.supervise.mirror import Mirror
 from llmtrain.transport.base import Channel, Completed, Transport, TransportError
 
 T = TypeVar("T")
@@ -35,10 +36,17 @@ class Fleet:
         self._channels: dict[int, Channel] = {}
         self._transports: dict[int, Transport] = {}
         self._inbox: queue.SimpleQueue[tuple[int, messages.Message | None]] = queue.SimpleQueue()
+        self._mirror: Mirror | None = None
+        if isinstance(backend, DistantBackend) and backend.is_distant:
+            pythons = [backend.agent_python(node) for node in nodes]
+            self._mirror = Mirror(run, run.attempt(attempt), pythons)
 
     def open(self) -> dict[int, str]:
         """Start all agents, at once; node rank -> error for those that could not be reached."""
-        return _for_all(range(len(self.nodes)), self._open_one)
+        failed = _for_all(range(len(self.nodes)), self._open_one)
+        if self._mirror is not None:
+            self._mirror.follow()
+        return failed
 
     def receive(self, timeout: float) -> Iterator[tuple[int, messages.Message | None]]:
         """(node rank, message) of what has arrived, waiting for the first one; None is a channel's end."""
@@ -67,6 +75,8 @@ class Fleet:
 
     def cut(self) -> None:
         """End all channels; an agent that still lives notices and makes its ranks leave."""
+        if self._mirror is not None:
+            self._mirror.finish()
         for channel in self._channels.values():
             channel.kill()
         for transport in self._transports.values():
@@ -75,6 +85,8 @@ class Fleet:
     def _open_one(self, index: int) -> None:
         node = self.nodes[index]
         transport = self._transports[index] = self.backend.transport(node)
+        if self._mirror is not None:
+            self._mirror.push(index, transport)
         command = [self.backend.agent_python(node), "-m", "llmtrain.agent"]
         options = ["--run-dir", str(self.run.path), "--attempt", str(self.attempt), "--node", str(index)]
         self._channels[index] = transport.open(
@@ -88,6 +100,8 @@ class Fleet:
         if line is None:
             self._inbox.put((index, None))
         elif (message := messages.decode(line)) is not None:
+            if self._mirror is not None and isinstance(message, messages.Relayed):
+                self._mirror.take(index, message.line)
             self._inbox.put((index, message))
 
 

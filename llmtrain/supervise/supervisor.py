@@ -268,7 +268,8 @@ def standby_settings(job: JobFile) -> StandbySettings:
     """Whether and when a run's recipe wants ranks in standby."""
     recipe = job.spec.recipe
     return StandbySettings(
-        is_wanted=recipe.faults.standby,
+        # Ranks in standby have read their attempt's files already; elsewhere those come later.
+        is_wanted=recipe.faults.standby and job.spec.cluster.storage.shared == "everywhere",
         after=recipe.faults.standby_after,
         steps=int(recipe.train.steps or 0),
     )
