@@ -44,6 +44,9 @@ def _sum(candidate: Candidate) -> str:
     if hidden:
         words = ", ".join(f"{name} {seconds:.4g} s" for name, seconds in hidden)
         text += f"\nHidden behind compute, not in the sum: {words}."
+    if candidate.wire_bytes:
+        words = ", ".join(f"{axis} {format_bytes(sent)}" for axis, sent in candidate.wire_bytes.items())
+        text += f"\nThe first rank sends in a step: {words}."
     return text
 
 

@@ -34,12 +34,15 @@ def plan_document(plan: Plan) -> dict[str, Any]:
 
 def candidate_document(candidate: Candidate) -> dict[str, Any]:
     """Return the document of one layout with its batch split and prediction."""
-    return {
+    document: dict[str, Any] = {
         "layout": _layout(candidate.layout),
         "batch": {"global": candidate.global_batch, "accumulation": candidate.accumulation},
         "predicted": _prediction(candidate.predicted),
         "breakdown": asdict(candidate.parts),
     }
+    if candidate.wire_bytes:
+        document["wire_bytes"] = {axis: round(sent) for axis, sent in candidate.wire_bytes.items()}
+    return document
 
 
 def _layout(layout: Layout) -> dict[str, Any]:

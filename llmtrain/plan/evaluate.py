@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from llmtrain.config.layout import Layout
 from llmtrain.plan.layer_time import BlockTimer
 from llmtrain.plan.machine import Machine
@@ -9,6 +11,7 @@ from llmtrain.plan.memory import MemoryModel, StageMemory
 from llmtrain.plan.plan import Breakdown, Candidate, MemoryBytes, Prediction
 from llmtrain.plan.schedules import bubble_ratio
 from llmtrain.plan.step_time import step_time
+from llmtrain.plan.wire_bytes import wire_bytes
 from llmtrain.plan.workload import Workload
 
 DAY = 86400.0
@@ -56,6 +59,10 @@ class Evaluator:
             predicted=self._prediction(layout, micro_batches, memory, parts),
             parts=parts,
         )
+
+    def with_wire_bytes(self, candidate: Candidate) -> Candidate:
+        """The candidate with the bytes that its ranks send."""
+        return replace(candidate, wire_bytes=wire_bytes(self.work, candidate.layout, self.machine))
 
     def _prediction(
         self, layout: Layout, micro_batches: int, memory: MemoryBytes, parts: Breakdown

@@ -58,7 +58,7 @@ def make_plan(
     failures = reliability(found.candidates[0], size.parameters, cluster)
     return Plan(
         model=size,
-        plans=found.candidates[:top],
+        plans=tuple(evaluator.with_wire_bytes(candidate) for candidate in found.candidates[:top]),
         ladder=ladder,
         problems=(
             *request_problems(spec.recipe, evaluator.machine),

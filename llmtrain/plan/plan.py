@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from llmtrain.config.layout import Layout
 from llmtrain.errors import Problem
@@ -101,6 +102,8 @@ class Candidate:
     predicted: Prediction
     parts: Breakdown
     """The step as a sum."""
+    wire_bytes: Mapping[str, float] = field(default_factory=dict, compare=False)
+    """Bytes that the first rank sends in a step, by axis; counted for the plans that are shown."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -177,7 +177,9 @@ def replica_levels(layout: Layout, ranks_per_node: int) -> tuple[int, ...]:
 
 
 def wire_bytes(work: Workload, layout: Layout, machine: Machine) -> dict[str, float]:
-    """Bytes that the first rank sends in a step, by axis."""
+    """Bytes that the first rank sends in a step, by axis; nothing for what this engine does not run."""
+    if layout.cp > 1 or layout.ep > 1 or work.shape.experts > 1:
+        return {}
     bucket = int(work.bucket or default_bucket_bytes(on_cpu=machine.is_cpu))
     per_node = layout.world_size // -(-layout.world_size // machine.gpus_per_node)
     levels = replica_levels(layout, per_node) if work.two_levels else ()
