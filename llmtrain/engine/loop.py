@@ -10,6 +10,7 @@ from llmtrain.engine.build import Parts
 from llmtrain.engine.clock import TraceFile
 from llmtrain.engine.micro_batch import MicroBatchControl
 from llmtrain.engine.numerics.state import EXTRA_KEY, plain_state
+from llmtrain.engine.rank_pace import RankPace
 from llmtrain.engine.saver import Saver
 from llmtrain.engine.saving import CheckpointFolder
 from llmtrain.engine.state import Progress
@@ -19,13 +20,11 @@ from llmtrain.events.schema import (
     Notice,
     Payload,
     PhaseStarted,
-    RankStep,
     StepFinished,
 )
 from llmtrain.hardware import ACCELERATORS
 from llmtrain.plan.model_size import flops_per_token
 
-RANK_STEP_EVERY = 5
 COLLECT_EVERY = 50
 """Steps between two garbage collections, on all ranks alike, so that none makes the others wait at another
 time."""
@@ -51,6 +50,7 @@ class Loop:
         self._should_stop = should_stop
         self._peak, self._trace, self._micro_batch = peak_flops, trace, micro_batch
         self._saver = Saver(parts, checkpoints, emit)
+        self._own_pace = RankPace()
         self.step = 0
         """Step under way, or the last one done."""
 
@@ -58,7 +58,7 @@ class Loop:
         """Train; return `completed` or `stopped`. The last state is saved. Raises NumericError,
         CheckpointError (when the last save fails), and what torch raises."""
         self.step = progress.step
-        self._saver.begin(progress.step, is_on_disk=progress.step > 0)
+        self._saver.begin(progress.step)
         gc.collect()
         gc.freeze()
         gc.disable()
@@ -79,13 +79,19 @@ class Loop:
             if result.wishes.stop and self.step < self._parts.steps:
                 self._saver.last(progress)
                 return "stopped"
-            saved = self._saver.after_step(progress, wished=result.wishes.save)
+            saved = self._saver.after_step(
+                progress, wished=result.wishes.save, snapshot=result.wishes.snapshot
+            )
             self._parts.guard.keep(self.step, saved=saved)
         self._saver.last(progress)
         return "completed"
 
     def _wishes(self) -> Wishes:
-        return Wishes(stop=self._should_stop(), save=self._saver.wishes_save(self.step))
+        return Wishes(
+            stop=self._should_stop(),
+            save=self._saver.wishes_save(self.step),
+            snapshot=self._saver.wishes_snapshot(self.step),
+        )
 
     def _train_step(self) -> StepResult:
         """One step; again with smaller micro-batches while memory runs out, where that is possible."""
@@ -125,16 +131,9 @@ class Loop:
         if parts.groups.rank == 0:
             self._emit(self._step_finished(result))
             self._tell_reactions()
-        if result.step % RANK_STEP_EVERY == 0 or result.step == 1:
-            self._emit(
-                RankStep(
-                    step=result.step,
-                    seconds=result.seconds,
-                    compute_seconds=result.compute_seconds,
-                    data_seconds=result.data_seconds,
-                    memory_bytes=parts.device.peak_memory(),
-                )
-            )
+        own = self._own_pace.add(result, parts.device.peak_memory)
+        if own is not None:
+            self._emit(own)
 
     def _tell_reactions(self) -> None:
         """Rank 0 tells what all ranks found and did about the step's numbers."""

@@ -18,6 +18,7 @@ from llmtrain.events.schema import (
     RankFailed,
     Restored,
     RunEnded,
+    SlowRank,
 )
 
 TEXT_LIMIT = 500
@@ -45,6 +46,9 @@ def describe(event: Event) -> Moment | None:
 
 def _sentence(event: Event) -> tuple[str, str] | None:
     match event.payload:
+        case SlowRank(rank=rank, node=node, excess=excess, peers=peers):
+            others = "its peer" if peers == 1 else f"{peers} peers"
+            return "warning", f"rank {rank} on {node} is slow: it computes {excess:.1%} longer than {others}"
         case Found(message=message):
             return "warning", message
         case Decided(action="restart"):

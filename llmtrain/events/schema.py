@@ -80,7 +80,7 @@ class StepFinished(Payload):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankStep(Payload):
-    """Every rank, every few steps: its own times, for stragglers and memory."""
+    """Every rank, every few steps: its own times, for stragglers and memory. Times are means."""
 
     kind: ClassVar[str] = "rank_step"
     step: int
@@ -91,6 +91,8 @@ class RankStep(Payload):
     """Time waiting for the batch."""
     memory_bytes: int
     """Peak device memory, or resident memory on a CPU."""
+    steps: int = 1
+    """Steps that the means are over; `step` is the last one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -275,6 +277,20 @@ class Found(Payload):
     message: str
     rank: int | None = None
     node: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SlowRank(Payload):
+    """Supervisor: a rank computes longer than the ranks that do the same work."""
+
+    kind: ClassVar[str] = "slow_rank"
+    rank: int
+    node: str
+    excess: float
+    """0.05: it takes 5 % longer."""
+    step: int
+    peers: int
+    """Ranks that it was compared with."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,7 +8,8 @@ from typing import Literal
 
 from llmtrain.agent import messages
 from llmtrain.backends.base import Backend
-from llmtrain.events.schema import Found, Notice
+from llmtrain.events.event import Event
+from llmtrain.events.schema import Found, Notice, RankStep, SlowRank
 from llmtrain.events.writer import EventWriter
 from llmtrain.run.layout import RunDir
 from llmtrain.supervise.attempt_plan import AttemptPlan, AttemptResult
@@ -21,6 +22,7 @@ from llmtrain.supervise.pace import Pace
 from llmtrain.supervise.policy import AttemptEnd
 from llmtrain.supervise.standby import StandbyKeeper
 from llmtrain.supervise.start_up import StartUp
+from llmtrain.supervise.stragglers import roles
 from llmtrain.supervise.tear_down import TearDown
 
 SETTLE_SECONDS = 0.5
@@ -43,6 +45,7 @@ class AttemptRunner:
         environment: dict[str, str],
         when_orphaned: tuple[str, ...] = (),
         standby: StandbyKeeper,
+        global_batch: int,
         pace: Pace | None = None,
     ) -> None:
         """`pace` is that of the attempt before."""
@@ -52,6 +55,8 @@ class AttemptRunner:
         self._is_warm = waiting is not None
         self._crew = waiting or Crew(run, plan, backend)
         self._crew.note, self._crew.renew = self._note, renew
+        self._crew.on_event = self._on_event
+        self._stragglers = roles(plan.layout, global_batch)
         self._crew.reports.pace = (pace or Pace()).for_next_attempt()
         self._start_up = StartUp(
             self._crew,
@@ -100,6 +105,18 @@ class AttemptRunner:
                 return None
             self._standby.look(crew, self._note)
         return None
+
+    def _on_event(self, event: Event) -> None:
+        """Compare ranks by their own times."""
+        if not isinstance(event.payload, RankStep) or event.rank is None:
+            return
+        own = event.payload
+        for slow in self._stragglers.observe(event.rank, own.step, own.compute_seconds):
+            node = self._crew.reports.node_of.get(slow.rank)
+            name = "" if node is None else self._crew.name(node)
+            self._writer.emit(
+                SlowRank(rank=slow.rank, node=name, excess=slow.excess, step=slow.step, peers=slow.peers)
+            )
 
     def _may_be_an_echo(self, finding: Finding) -> bool:
         """Whether the cause of a consequence may still be on its way."""

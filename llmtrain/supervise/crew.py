@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 from llmtrain.agent import messages
 from llmtrain.backends.base import Backend
+from llmtrain.events.event import Event
 from llmtrain.events.state import RunState, apply
 from llmtrain.run.layout import RunDir
 from llmtrain.supervise.attempt_plan import AttemptPlan
@@ -30,6 +31,8 @@ class Crew:
         """Names of nodes that could not be reached."""
         self.note: Callable[[str], None] = lambda text: None
         """Told what agents want a person to know."""
+        self.on_event: Callable[[Event], None] = lambda event: None
+        """Told every event of a rank or an agent."""
         self.renew: Callable[[], None] = lambda: None
         """Called every second; raises when the supervisor may not go on."""
         self._may_go_on = True
@@ -50,6 +53,7 @@ class Crew:
             event = self.reports.observe(node, message, time.monotonic())
             if event is not None:
                 self.state = apply(self.state, event)
+                self.on_event(event)
         while self.reports.notes:
             self.note(self.reports.notes.pop(0))
         self._looked = now = time.monotonic()

@@ -192,6 +192,7 @@ class Supervisor:
             environment=self._environment(),
             when_orphaned=self._orphan_command(),
             standby=self._standby,
+            global_batch=self._job.spec.recipe.batch.global_size,
             pace=self._pace,
         )
 

@@ -1,0 +1,130 @@
+"""Slow ranks, from the ranks' own compute times. Pure.
+
+All ranks of a step finish it together, so only the time that each computed, without its waits, tells who is
+slow. Compared are ranks that do the same work: one pipeline stage, the same number of micro-batches. Of each
+window (the mean over a few steps) a rank's time is divided by the median of its peers'; a rank is slow when
+the median of that ratio over the last windows is above 1 by more than a floor, and by more than five times
+its standard error, which follows from how much the ratios of all peers change from window to window (their
+median: one slow rank does not change it). So machines whose ranks disturb each other raise no alarm, and a
+quiet cluster names a rank that is 5 % slow.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections import deque
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from llmtrain.config.layout import Layout
+
+WINDOWS = 8
+"""Newest windows of each rank that are judged: 40 steps."""
+FLOOR = 0.03
+"""Least excess over the peers that is named."""
+SUSTAINED, SUSTAINED_WINDOWS = 0.01, 7
+"""So many of the windows must be in excess of so much: one slow moment is no slow rank."""
+ERRORS = 5.0
+"""Standard errors of the median that the excess must have."""
+RECOVERED = 0.015
+"""A rank that was named is so again only after its excess was below."""
+DEVIATION_OF_MAD = 1.4826
+"""Standard deviation over median absolute deviation, for normal values."""
+NOISIEST = 0.15
+"""Deviation beyond which compute times say more about the machine than about a rank."""
+MEMORY, MOST_SAMPLED = 64, 16
+"""Changes that are remembered: so many windows of so many ranks."""
+ERROR_OF_MEDIAN = 1.2533
+"""Standard error of a median over that of a mean: sqrt(pi / 2)."""
+OPEN_WINDOWS = 4
+"""Windows that may still be incomplete: ranks tell at their own pace."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Straggler:
+    """A slow rank."""
+
+    rank: int
+    excess: float
+    """Over its peers; 0.05: it takes 5 % longer."""
+    step: int
+    peers: int
+    """Ranks that it was compared with."""
+
+
+@dataclass(slots=True)
+class Stragglers:
+    """Compute times of one attempt's ranks. `role_of` tells which ranks do the same work."""
+
+    role_of: Callable[[int], Hashable]
+    members: Mapping[Hashable, Sequence[int]]
+    """Ranks of each role."""
+    _open: dict[int, dict[int, float]] = field(default_factory=dict)
+    _ratios: dict[int, deque[float]] = field(default_factory=dict)
+    _changes: dict[Hashable, deque[float]] = field(default_factory=dict)
+    """How much the ratios of a role's ranks changed from window to window."""
+    _named: set[int] = field(default_factory=set)
+
+    def observe(self, rank: int, step: int, seconds: float) -> list[Straggler]:
+        """Take in a rank's mean compute time of the window that ends with a step; return ranks that are now
+        known to be slow and were not before."""
+        if not (math.isfinite(seconds) and seconds > 0.0):
+            return []
+        window = self._open.setdefault(step, {})
+        window[rank] = seconds
+        while len(self._open) > OPEN_WINDOWS:
+            del self._open[min(self._open)]
+        ranks = self.members.get(self.role_of(rank), ())
+        if len(ranks) < 2 or not all(each in window for each in ranks):
+            return []
+        self._judge_window({each: window[each] for each in ranks}, self.role_of(rank))
+        return [found for each in ranks if (found := self._look(each, ranks, step)) is not None]
+
+    def _judge_window(self, times: Mapping[int, float], role: Hashable) -> None:
+        ordered = sorted(times.values())
+        changes = self._changes.setdefault(role, deque(maxlen=MEMORY * min(len(times), MOST_SAMPLED)))
+        for rank, seconds in times.items():
+            peers = list(ordered)
+            peers.remove(seconds)
+            ratio = seconds / statistics.median(peers)
+            ratios = self._ratios.setdefault(rank, deque(maxlen=WINDOWS))
+            if ratios:
+                changes.append(abs(ratio - ratios[-1]))
+            ratios.append(ratio)
+
+    def _look(self, rank: int, ranks: Sequence[int], step: int) -> Straggler | None:
+        ratios = self._ratios[rank]
+        excess = statistics.median(ratios) - 1.0
+        if excess < RECOVERED:
+            self._named.discard(rank)
+        if len(ratios) < WINDOWS or rank in self._named or excess < FLOOR:
+            return None
+        if sum(ratio > 1.0 + SUSTAINED for ratio in ratios) < SUSTAINED_WINDOWS:
+            return None
+        # The difference of two values scatters by sqrt(2) more than each.
+        deviation = DEVIATION_OF_MAD * statistics.median(self._changes[self.role_of(rank)]) / math.sqrt(2.0)
+        if deviation > NOISIEST or excess < ERRORS * ERROR_OF_MEDIAN * deviation / math.sqrt(len(ratios)):
+            return None
+        self._named.add(rank)
+        return Straggler(rank=rank, excess=excess, step=step, peers=len(ranks) - 1)
+
+
+def roles(layout: Layout, global_batch: int) -> Stragglers:
+    """Nothing observed yet, of ranks in a layout. Those of one pipeline stage with equally many micro-batches
+    do the same work."""
+    counts = layout.micro_batches(global_batch)
+
+    def role_of(rank: int) -> Hashable:
+        place = layout.dims.coordinate(rank)
+        return place.pp, counts[place.dp]
+
+    return Stragglers(role_of, by_role(role_of, layout.world_size))
+
+
+def by_role(role_of: Callable[[int], Hashable], world_size: int) -> dict[Hashable, tuple[int, ...]]:
+    """Ranks of each role."""
+    found: dict[Hashable, list[int]] = {}
+    for rank in range(world_size):
+        found.setdefault(role_of(rank), []).append(rank)
+    return {role: tuple(ranks) for role, ranks in found.items()}
