@@ -123,7 +123,8 @@ def _container(profile: ClusterProfile) -> Iterator[Problem]:
     if container is None:
         return
     if not container.image:
-        yield Problem(f"{PLACE}.container.image", "the container has no image")
+        hint = "e.g. `/shared/llmtrain.sif`, or `nvcr.io#nvidia/pytorch:25.06-py3` with pyxis"
+        yield Problem(f"{PLACE}.container.image", "the container has no image", hint)
     for index, mount in enumerate(container.mounts):
         if not _MOUNT.fullmatch(mount) or "," in mount:
             place = f"{PLACE}.container.mounts.{index}"

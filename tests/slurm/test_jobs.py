@@ -147,6 +147,23 @@ def test_a_downed_node_is_left_out_and_a_spare_takes_its_place(
     assert max(steps) == 60
 
 
+def test_a_downed_node_without_a_spare_costs_a_rung(slurm_bed: SlurmBed, make_run: MakeRun) -> None:
+    run = make_run("faults.node_loss_budget=0.5", "batch.global=12", steps=60, step_seconds=0.2)
+    job = submit(run).id
+    wait_for(lambda: step_reached(run, 3), 60, "step 3")
+    slurm_bed.slurm("scontrol", "update", "nodename=node3", "state=down", "reason=test")
+    record = wait_ended(run, 120)
+    assert (record.exit_status, record.reached_step) == (0, 60)
+    assert record.lost_nodes == ("node3",)
+    started = [event.payload for event in events(run, "attempt_started")]
+    assert (started[0].nodes, started[0].rung) == (("node1", "node2", "node3", "node4"), 0)
+    assert (started[-1].nodes, started[-1].rung) == (("node1", "node2", "node4"), 3)
+    assert started[-1].layout["dp"] == 3
+    assert "rung of the ladder for 3 nodes, node3 lost: dp4 pp2 -> dp3 pp2" in started[-1].membership
+    assert slurm_bed.restarts(job) == 0, "the job goes on; only the ranks were started again"
+    assert max(event.payload.step for event in events(run, "restored")) >= 2
+
+
 @pytest.mark.parametrize("fault", ["crash", "power"])
 def test_a_lost_node_that_slurm_has_not_noticed(slurm_bed: SlurmBed, make_run: MakeRun, fault: str) -> None:
     run = make_run(*ONE_SPARE, steps=80, step_seconds=0.5)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from llmtrain.backends.base import JobState
-from llmtrain.backends.slurm_calls import _node_row
+from llmtrain.backends.slurm_calls import _node_row, leaf_switches
 from llmtrain.backends.slurm_refusals import (
     REFUSALS,
     SlurmError,
@@ -205,6 +205,16 @@ def test_an_absent_controller_is_no_refusal(stderr: str) -> None:
     error = refusal("sbatch", stderr)
     assert isinstance(error, SlurmUnreachableError)
     assert "scontrol ping" in error.problems[0].hint
+
+
+def test_leaf_switches_of_a_real_cluster() -> None:
+    text = """\
+SwitchName=leaf1 Level=0 LinkSpeed=1 Nodes=node[1-2]
+SwitchName=leaf2 Level=0 LinkSpeed=1 Nodes=node3,node[07-08]
+SwitchName=spine Level=1 LinkSpeed=1 Nodes=node[1-4] Switches=leaf[1-2]
+"""
+    assert leaf_switches(text) == {"leaf1": ("node1", "node2"), "leaf2": ("node3", "node07", "node08")}
+    assert leaf_switches("") == leaf_switches("nothing of the kind\nLevel=0") == {}
 
 
 def test_unknown_words_are_passed_on() -> None:
