@@ -60,7 +60,9 @@ def _list(reference: _Run, runs: Runs = RUNS, as_json: Json = False) -> None:
     rows = [_row(checkpoint, problems) for checkpoint, problems in found]
     console.emit(
         console.columns(
-            ["NAME", "STEP", "SAMPLES", "SIZE", "SHARDS", "SAVED", "STATE"], rows, right=(1, 2, 3, 4)
+            ["NAME", "STEP", "SAMPLES", "SIZE", "SHARDS", "SAVED", "KIND", "STATE"],
+            rows,
+            right=(1, 2, 3, 4),
         )
     )
 
@@ -201,6 +203,7 @@ def _summary(checkpoint: Checkpoint) -> dict[str, Any]:
         "shards": len(manifest.shards),
         "tensors": len(manifest.tensors),
         "saved": saved,
+        "base": info.base.name if info.base else None,
     }
 
 
@@ -210,7 +213,7 @@ def _row(checkpoint: Checkpoint, problems: Sequence[Problem]) -> list[str]:
     summary = _summary(checkpoint)
     state = problems[0].message if problems else "complete"
     if "bytes" not in summary:
-        return [checkpoint.name, str(checkpoint.step), "-", "-", "-", "-", state]
+        return [checkpoint.name, str(checkpoint.step), "-", "-", "-", "-", "-", state]
     return [
         checkpoint.name,
         str(checkpoint.step),
@@ -218,22 +221,26 @@ def _row(checkpoint: Checkpoint, problems: Sequence[Problem]) -> list[str]:
         format_bytes(summary["bytes"]),
         str(summary["shards"]),
         _time(summary["saved"]),
+        f"since {summary['base']}" if summary["base"] else "full",
         state,
     ]
 
 
 def _print(checkpoint: Checkpoint, manifest: Manifest) -> None:
+    from llmtrain.run.checkpoints import read_chain
     from llmtrain.units import format_bytes
 
     summary, info = _summary(checkpoint), manifest.info
     layout = " ".join(f"{key}={value}" for key, value in info.layout.items())
     kinds = sorted({entry.dtype for entry in manifest.tensors.values()})
+    chain = [link.path.name for link in read_chain(checkpoint.path, manifest)]
     lines = {
         "path": checkpoint.path,
         "run": info.run_id,
         "step": f"{info.step:,}",
         "samples": f"{info.consumed_samples:,}",
         "saved": _time(summary["saved"]) if "saved" in summary else "-",
+        "kind": "full" if len(chain) == 1 else f"incremental, builds upon {', '.join(chain[1:])}",
         "size": f"{format_bytes(manifest.nbytes)} in {len(manifest.shards)} shards",
         "tensors": f"{len(manifest.tensors):,} ({', '.join(kinds)})",
         "layout": layout or "-",

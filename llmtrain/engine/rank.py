@@ -18,9 +18,10 @@ from llmtrain.engine.flight import flight
 from llmtrain.engine.loop import Loop, peak_flops
 from llmtrain.engine.micro_batch import DeviceMeter, MicroBatchControl
 from llmtrain.engine.prefetch import PrefetchedBatches
+from llmtrain.engine.memory_tier import MemoryTier
 from llmtrain.engine.process import StopFlag
 from llmtrain.engine.rank_env import RankEnv
-from llmtrain.engine.saving import CheckpointFolder
+from llmtrain.engine.saving import FROM_MEMORY, CheckpointFolder
 from llmtrain.errors import ConfigError, Problem
 from llmtrain.events.schema import Notice, Payload, PhaseStarted, RankFinished, Restored
 from llmtrain.run.data_file import read_data_file
@@ -69,7 +70,9 @@ def run_rank(
     batches = PrefetchedBatches(parts.batches, device, parts.steps)
     parts = replace(parts, batches=batches)
     emit(PhaseStarted(phase="load"))
-    checkpoints = CheckpointFolder(run.checkpoints, job.run_id, parts, writer=f"attempt {attempt.number}")
+    memory = MemoryTier(run, attempt, parts)
+    writer = f"attempt {attempt.number}"
+    checkpoints = CheckpointFolder(run.checkpoints, job.run_id, parts, writer=writer, memory=memory)
     progress, name, reason = checkpoints.restore(attempt.restore)
     if env.rank == 0:
         emit(Restored(step=progress.step, checkpoint=name, reason=reason))
@@ -132,5 +135,5 @@ def _tell_about_numbers(recipe: Recipe, device: Device, emit: Emit) -> None:
 
 
 def _warn_about_restart(step: int, reason: str, emit: Emit) -> None:
-    if reason and step:
+    if reason and step and reason != FROM_MEMORY:
         emit(Notice(message=f"restored step {step}, not the newest checkpoint: {reason}", level="warning"))

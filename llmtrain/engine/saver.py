@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from functools import partial
 
 from llmtrain.engine.build import Parts
 from llmtrain.engine.checkpoint.background import BackgroundSaves, Outcome
@@ -18,6 +19,7 @@ from llmtrain.events.schema import (
     Notice,
     Payload,
     PhaseStarted,
+    SnapshotTaken,
 )
 
 FIRST_RETRY, LONGEST_RETRY = 1.0, 300.0
@@ -36,15 +38,17 @@ class Saver:
         self._checkpoints, self._emit, self._guard = checkpoints, emit, parts.guard
         parts.guard.reload = self.reload
         self._saves: BackgroundSaves = checkpoints.in_background()
+        self._snapshots = checkpoints.in_memory()
+        self._snapshot_fault = ""
         parts.optimizer.before_change = self.before_change
         self._saved_step = -1
         self._saved_at = time.monotonic()
         self._failures = 0
         self._retry_at = float("inf")
 
-    def begin(self, step: int, *, is_on_disk: bool) -> None:
-        """Training begins after a step, whose state is on disk already or not."""
-        self._saved_step = step if is_on_disk else -1
+    def begin(self, step: int) -> None:
+        """Training begins after a step."""
+        self._saved_step = step if self._checkpoints.restored_from_disk else -1
 
     def wishes_save(self, step: int) -> bool:
         """Whether rank 0 wants a save after the step that begins: the timer has run out, or one has failed.
@@ -62,9 +66,21 @@ class Saver:
             return False
         return is_due or now >= self._retry_at
 
-    def after_step(self, progress: Progress, *, wished: bool) -> bool:
-        """Begin a save where one is due, after the save before, and say so. A failed one costs the run
-        nothing but the checkpoint."""
+    def wishes_snapshot(self, step: int) -> bool:
+        """Whether rank 0 wants a snapshot in host memory after the step that begins; not while the one before
+        is still being copied to other nodes."""
+        every = self._config.memory.every_steps
+        if not self._is_first or self._snapshots is None or every is None or step % every:
+            return False
+        return not self._snapshots.is_busy
+
+    def after_step(self, progress: Progress, *, wished: bool, snapshot: bool = False) -> bool:
+        """Begin a save, and a snapshot, where one is due, after the one before, and say so. A failed one
+        costs the run nothing but the checkpoint."""
+        takes_snapshot = snapshot and self._snapshots is not None
+        if takes_snapshot and self._snapshots is not None:
+            told = partial(self._snapshot_ended, progress.step)
+            self._snapshots.start(self._checkpoints.info(progress), told, own=dict(progress.own))
         every = self._config.every_steps
         by_step = every is not None and progress.step % every == 0
         is_due = (wished or by_step) and self._saved_step != progress.step
@@ -72,12 +88,12 @@ class Saver:
             self._tell_phase("checkpoint", progress.step)
             self._start(progress, incremental=not by_step)
             self._tell_phase("step", progress.step + 1)
-        return is_due
+        return is_due or takes_snapshot
 
     def last(self, progress: Progress) -> None:
         """Save the last state, and wait until that is done; raises CheckpointError when it cannot be."""
         self._tell_phase("checkpoint", progress.step)
-        self._saves.wait()
+        self.settle()
         if not self._checkpoints.first_says(self._saved_step == progress.step):
             self._start(progress, incremental=False, is_waited_for=True)
             outcome = self._saves.wait()
@@ -88,6 +104,8 @@ class Saver:
     def before_change(self) -> None:
         """The state is about to change: wait for a copy of it that is being made."""
         self._saves.finish_copy()
+        if self._snapshots is not None:
+            self._snapshots.finish_copy()
 
     def reload(self) -> tuple[int, int, str]:
         """Give all ranks the weights of the newest checkpoint, or else of the seed; return its step, its
@@ -97,8 +115,10 @@ class Saver:
         return progress.step, self._guard.state.updates, name or "seed"
 
     def settle(self) -> None:
-        """Wait for the save under way: before the state is taken back to a checkpoint."""
+        """Wait for the save and the snapshot under way: before the state is taken back to a checkpoint."""
         self._saves.wait()
+        if self._snapshots is not None:
+            self._snapshots.wait()
 
     def _start(self, progress: Progress, *, incremental: bool, is_waited_for: bool = False) -> None:
         step = progress.step
@@ -141,6 +161,18 @@ class Saver:
             self._checkpoints.prune()
         except CheckpointError as error:
             self._emit(Notice(message=f"old checkpoints stay: {error.text()}", level="warning"))
+
+    def _snapshot_ended(self, step: int, fault: CheckpointError | None, seconds: float, stall: float) -> None:
+        """A snapshot has ended; called in its thread. The same fault again is not told again."""
+        if not self._is_first:
+            return
+        if fault is None:
+            self._emit(SnapshotTaken(step=step, seconds=seconds, stall_seconds=stall))
+        text = "" if fault is None else fault.text()
+        kind = text.partition(": ")[2]
+        if kind and kind != self._snapshot_fault:
+            self._emit(Notice(message=text, level="warning"))
+        self._snapshot_fault = kind
 
     def _tell_phase(self, phase: str, step: int) -> None:
         self._emit(PhaseStarted(phase=phase, step=step))

@@ -9,27 +9,39 @@ from llmtrain.engine.checkpoint.background import BackgroundSaves
 from llmtrain.engine.checkpoint.choose import choose_checkpoint
 from llmtrain.engine.checkpoint.exchange import beside
 from llmtrain.engine.checkpoint.load import load_pieces
+from llmtrain.engine.checkpoint.memory import MemorySnapshots
 from llmtrain.engine.checkpoint.pieces import Piece, Ranks
 from llmtrain.engine.checkpoint.save import save_checkpoint
 from llmtrain.engine.failures import RestoreError
+from llmtrain.engine.memory_tier import MemoryTier
 from llmtrain.engine.numerics.state import fresh_state, saved_state
 from llmtrain.engine.state import Progress, checkpoint_info, progress_of, state_pieces
 from llmtrain.errors import CheckpointError
 from llmtrain.run.checkpoints import (
     Checkpoint,
     CheckpointInfo,
+    Manifest,
     ever_committed,
     kept_for_ever,
     prune,
     read_manifest,
 )
 
+FROM_MEMORY = "from the nodes' memory"
+"""Why a snapshot was restored: it is newer than all checkpoints."""
+
 
 class CheckpointFolder:
     """The checkpoints of one run, as all ranks of one attempt see them."""
 
-    def __init__(self, root: Path, run_id: str, parts: Parts, *, writer: str) -> None:
-        """`writer` names the attempt, so that a stale one cannot take over a newer one's save."""
+    def __init__(
+        self, root: Path, run_id: str, parts: Parts, *, writer: str, memory: MemoryTier | None = None
+    ) -> None:
+        """`writer` names the attempt, so that a stale one cannot take over a newer one's save. `memory` is
+        the tier in host memory; None: there is none."""
+        self.memory = memory
+        self.restored_from_disk = False
+        """Whether the state that was restored is on disk already."""
         self._root, self._run_id, self._parts, self._writer = root, run_id, parts, writer
         world = parts.groups.world
         device = parts.device.torch_device
@@ -76,6 +88,10 @@ class CheckpointFolder:
             incremental=self._parts.recipe.checkpoint.incremental,
         )
 
+    def in_memory(self) -> MemorySnapshots | None:
+        """Snapshots in host memory; None when the tier is off. To be called by all ranks together."""
+        return None if self.memory is None else self.memory.snapshots(self.pieces, self._ranks)
+
     def first_says(self, word: bool) -> bool:
         """What rank 0 says; to be asked by all ranks together."""
         return self._ranks.exchange(str(word))[0] == str(True)
@@ -100,19 +116,40 @@ class CheckpointFolder:
             raise RestoreError(error) from error
 
     def _restore(self, restore: str) -> tuple[Progress, str | None, str]:
+        parts, lost = self._parts, ""
+        snapshot = "" if self.memory is None else self.memory.take_snapshot_to_restore()
+        if self.memory is not None and snapshot:
+            try:
+                manifest = self.memory.restore(snapshot, self.pieces, self._ranks, self._check)
+            except CheckpointError as error:
+                lost = f"; {error}"
+            else:
+                return self._go_on_from(manifest, Path(snapshot)), snapshot, FROM_MEMORY
         name, reason = self._choose(restore)
-        parts = self._parts
+        reason += lost
         if not name:
             parts.buckets.initialise(parts.recipe.train.seed)
             parts.guard.resume(fresh_state(parts.recipe), 0)
             return Progress(), None, reason
         manifest = read_manifest(self._root / name)
-        progress = progress_of(manifest, parts.recipe, parts.layout, self._ranks.rank, self._root / name)
+        progress_of(manifest, parts.recipe, parts.layout, self._ranks.rank, self._root / name)
         load_pieces(self._root / name, self.pieces, manifest)
+        self.restored_from_disk = True
+        return self._go_on_from(manifest, self._root / name), name, reason.removeprefix("; ")
+
+    def _check(self, manifest: Manifest) -> None:
+        """Raise CheckpointError when a state is not this run's."""
+        parts = self._parts
+        progress_of(manifest, parts.recipe, parts.layout, self._ranks.rank, self._root)
+
+    def _go_on_from(self, manifest: Manifest, where: Path) -> Progress:
+        """Everything but the pieces, once these are loaded."""
+        parts = self._parts
+        progress = progress_of(manifest, parts.recipe, parts.layout, self._ranks.rank, where)
         parts.buckets.publish()
-        state = saved_state(parts.recipe, progress.extra, progress.step, str(self._root / name))
+        state = saved_state(parts.recipe, progress.extra, progress.step, str(where))
         parts.guard.resume(state, progress.step)
-        return progress, name, reason
+        return progress
 
     def _choose(self, restore: str) -> tuple[str, str]:
         """Name of the checkpoint to load, "" for none, and why; the same on all ranks.

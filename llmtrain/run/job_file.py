@@ -51,6 +51,9 @@ class AttemptFile:
     `newest`: load the newest valid checkpoint; when the run never committed one, the ranks start from the
     seed again and say so; a run that has committed one never starts fresh.
     """
+    snapshot: str = ""
+    """Snapshot in the nodes' memory to restore rather, which is newer; the checkpoint is what remains when it
+    cannot be."""
 
 
 def write_job_file(path: Path, job: JobFile) -> None:

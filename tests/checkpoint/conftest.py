@@ -38,3 +38,25 @@ def make_checkpoint(tmp_path):
         return commit_save(folder, info, 2)[0]
 
     return make
+
+
+@pytest.fixture
+def make_chain(tmp_path):
+    """A function that commits one full and some incremental checkpoints of a [1000] FP32 tensor."""
+
+    def make(*steps):
+        import torch
+
+        from llmtrain.engine.checkpoint.pieces import ALONE, whole
+        from llmtrain.engine.checkpoint.save import Previous, save_checkpoint
+
+        previous, made = None, []
+        for step in steps:
+            info = CheckpointInfo(run_id="run-1", recipe_digest="", step=step, consumed_samples=8 * step)
+            pieces = [whole("w", torch.arange(1000.0) + step)]
+            saved = save_checkpoint(tmp_path / "checkpoints", info, pieces, ALONE, previous=previous)
+            previous = Previous(saved.base, pieces)
+            made.append(saved.checkpoint)
+        return made
+
+    return make

@@ -10,7 +10,7 @@ import torch
 
 from llmtrain.engine.checkpoint.load import load_pieces
 from llmtrain.engine.checkpoint.pieces import ALONE, whole
-from llmtrain.engine.checkpoint.save import save_checkpoint
+from llmtrain.engine.checkpoint.save import Previous, owned_pieces, save_checkpoint
 from llmtrain.run.checkpoints import (
     CheckpointInfo,
     list_checkpoints,
@@ -23,6 +23,9 @@ from tests.support.kill_points import run_killed
 pytestmark = pytest.mark.engine
 
 STEPS = (10, 20, 30)
+INCREMENTAL = (10, 20, 30, 40)
+FULL = (10, 30)
+"""The others of INCREMENTAL hold changed bytes only."""
 
 
 @pytest.fixture(autouse=True)
@@ -38,12 +41,17 @@ def state_of(step, size=50):
     return {"w": torch.arange(size).float() + step, "b": torch.full((3, 5), float(step)).bfloat16()}
 
 
-def save_all(root, acknowledged, *, size=50, keep=1):
-    """What an engine does, three times; each commit is noted outside before the prune."""
-    for step in STEPS:
+def save_all(root, acknowledged, *, size=50, keep=1, steps=STEPS, full=STEPS):
+    """What an engine does, again and again; each commit is noted outside before the prune."""
+    previous = None
+    for step in steps:
         info = CheckpointInfo(run_id="r", recipe_digest="d", step=step, consumed_samples=step)
-        pieces = [whole(key, tensor) for key, tensor in state_of(step, size).items()]
-        save_checkpoint(root, info, pieces, ALONE, writer="1")
+        pieces = owned_pieces(whole(key, tensor) for key, tensor in state_of(step, size).items())
+        saved = save_checkpoint(
+            root, info, pieces, ALONE, writer="1", previous=None if step in full else previous
+        )
+        assert saved.is_full == (step in full)
+        previous = Previous(saved.base, pieces)
         with acknowledged.open("ab", buffering=0) as stream:
             stream.write(f"{step}\n".encode())
         prune(root, keep)
@@ -72,31 +80,48 @@ def check(root, acknowledged, size=50):
 def test_killed_before_every_single_disk_operation(tmp_path):
     """Exhaustive: kill before operation 1, 2, 3, ... until the work finishes; then go on from what is
     left."""
-    at, steps = 0, []
+    kill_everywhere(tmp_path, STEPS, full=STEPS, left=1, at_least=60)
+
+
+def test_killed_before_every_single_disk_operation_of_a_chain(tmp_path):
+    """The same with incremental checkpoints, whose bases must not go before them."""
+    kill_everywhere(tmp_path, INCREMENTAL, full=FULL, left=2, at_least=100)
+
+
+def kill_everywhere(tmp_path, steps, *, full, left, at_least):
+    at, found = 0, []
     while True:
         at += 1
         assert at < 500
         root, acknowledged = tmp_path / str(at) / "checkpoints", tmp_path / str(at) / "acknowledged"
         root.parent.mkdir()
-        finished = run_killed(lambda root=root, noted=acknowledged: save_all(root, noted), at=at)
-        steps.append(check(root, acknowledged))
+
+        def work(root=root, acknowledged=acknowledged):
+            save_all(root, acknowledged, steps=steps, full=full)
+
+        finished = run_killed(work, at=at)
+        found.append(check(root, acknowledged))
         if finished:
             break
         if at % 7 == 0:
-            assert run_killed(lambda root=root, noted=acknowledged: save_all(root, noted))
-            assert check(root, acknowledged) == STEPS[-1]
-            assert len(list_checkpoints(root)) == 1, "pruned, and leftovers of the killed one are gone"
+            assert run_killed(work)
+            assert check(root, acknowledged) == steps[-1]
+            # An incremental one of the killed save stays until a full one follows it.
+            assert len(list_checkpoints(root)) in ((1,) if left == 1 else (left, 2 * left)), (
+                "pruned, and leftovers of the killed one are gone"
+            )
             assert not [path for path in root.iterdir() if path.name.endswith(".tmp")]
-    assert at > 60, "the number of operations killed at"
-    assert steps == sorted(steps)
-    assert set(steps) == {0, *STEPS}
+    assert at > at_least, "the number of operations killed at"
+    assert found == sorted(found)
+    assert set(found) == {0, *steps}
 
 
-@pytest.mark.parametrize("seed", range(30))
+@pytest.mark.parametrize("seed", range(50))
 def test_killed_at_a_random_moment(tmp_path, seed):
-    """Inside writes, fsyncs and checksums too, with shards of some MB."""
+    """Inside writes, fsyncs, checksums and the packing of changed bytes too, with shards of some MB."""
     size = 1_000_000
     root, acknowledged = tmp_path / "checkpoints", tmp_path / "acknowledged"
-    delay = random.Random(seed).uniform(0.001, 0.12)
-    run_killed(lambda: save_all(root, acknowledged, size=size, keep=2), after=delay)
+    delay = random.Random(seed).uniform(0.001, 0.2)
+    steps, full = (INCREMENTAL, FULL) if seed % 2 else (STEPS, STEPS)
+    run_killed(lambda: save_all(root, acknowledged, size=size, keep=2, steps=steps, full=full), after=delay)
     check(root, acknowledged, size)

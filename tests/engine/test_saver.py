@@ -43,7 +43,7 @@ def train(
     told: list[Payload] = []
     saver = Saver(parts, folder, told.append)
     progress, states = Progress(), {}
-    saver.begin(0, is_on_disk=False)
+    saver.begin(0)
     for step in range(1, STEPS + 1):
         saver.wishes_save(step)
         result = train_step(parts, step, Wishes())
@@ -111,7 +111,7 @@ def test_a_failed_save_is_told_and_tried_again(tmp_path: Path, monkeypatch: pyte
     parts = build(case_of(Layout(micro_batch=2), every=0), 0)
     told: list[Payload] = []
     saver = Saver(parts, CheckpointFolder(root, "run", parts, writer="1"), told.append)
-    saver.begin(0, is_on_disk=False)
+    saver.begin(0)
     assert not saver.wishes_save(1)
     saver.after_step(Progress(1, 8), wished=True)
     saver.settle()

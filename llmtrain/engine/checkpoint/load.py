@@ -60,6 +60,16 @@ def load_pieces(checkpoint: Path, pieces: Iterable[Piece], manifest: Manifest | 
     return stats
 
 
+def shards_needed(checkpoint: Path, manifest: Manifest, pieces: Iterable[Piece]) -> set[int]:
+    """Shards that a load of the pieces reads, and perhaps a few more; raises as `load_pieces` does."""
+    return {
+        source.shard
+        for piece in pieces
+        for source in _entry(checkpoint, manifest, piece).pieces
+        if _may_meet(source, piece)
+    }
+
+
 def _entry(checkpoint: Path, manifest: Manifest, piece: Piece) -> TensorEntry:
     entry = manifest.tensors.get(piece.key)
     if entry is None:

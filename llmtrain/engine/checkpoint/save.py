@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from llmtrain.engine.checkpoint.pieces import DTYPE_NAMES, Piece, Ranks
-from llmtrain.errors import CheckpointError
+from llmtrain.errors import CheckpointError, LlmtrainError
 from llmtrain.run.checkpoints.commit import begin_save, clean_leftovers, commit_save
 from llmtrain.run.checkpoints.delta import Bytes
 from llmtrain.run.checkpoints.folder import Checkpoint, parse_name
@@ -66,15 +66,18 @@ def save_checkpoint(
     `own` is state of this rank alone. With `previous` (on all ranks or on none) only changed bytes are
     written, if that pays. Raises CheckpointError, with the ranks that failed and why, on all ranks alike.
     """
-    name = _try(ranks, info.step, lambda: _begin(root, info.step, writer) if ranks.rank == 0 else "")[0]
+    what = f"saving step {info.step}"
+    name = try_together(ranks, what, lambda: _begin(root, info.step, writer) if ranks.rank == 0 else "")[0]
     temporary = root / name
-    shard = _Shard(temporary, ranks, info.step, own)
+    shard = _Shard(temporary, ranks, what, own)
     try:
         if previous is not None and shard.write_delta(pieces, previous):
             info = replace(info, base=previous.base)
         else:
             shard.write(pieces)
-        told = _try(ranks, info.step, lambda: _commit(temporary, info, ranks) if ranks.rank == 0 else "")[0]
+        told = try_together(ranks, what, lambda: _commit(temporary, info, ranks) if ranks.rank == 0 else "")[
+            0
+        ]
     except CheckpointError:
         if ranks.rank == 0:
             shutil.rmtree(temporary, ignore_errors=True)
@@ -113,12 +116,14 @@ class _Shard:
 
     folder: Path
     ranks: Ranks
-    step: int
+    what: str
     own: Mapping[str, Any]
 
     def write(self, pieces: Iterable[Piece]) -> None:
         """Write all bytes."""
-        _try(self.ranks, self.step, lambda: str(save_shard(self.folder, self.ranks.rank, pieces, self.own)))
+        try_together(
+            self.ranks, self.what, lambda: str(save_shard(self.folder, self.ranks.rank, pieces, self.own))
+        )
 
     def write_delta(self, pieces: Iterable[Piece], previous: Previous) -> bool:
         """Write changed bytes; False, with nothing left of them, where they do not pay."""
@@ -135,10 +140,10 @@ class _Shard:
             discard_shard(self.folder, self.ranks.rank)
             return ""
 
-        sizes = [json.loads(told) for told in _try(self.ranks, self.step, write)]
+        sizes = [json.loads(told) for told in try_together(self.ranks, self.what, write)]
         if sum(stored for stored, _ in sizes) <= PAYS * sum(full for _, full in sizes):
             return True
-        _try(self.ranks, self.step, discard)
+        try_together(self.ranks, self.what, discard)
         return False
 
 
@@ -147,15 +152,15 @@ def _commit(temporary: Path, info: CheckpointInfo, ranks: Ranks) -> str:
     return json.dumps([checkpoint.name, manifest_digest(manifest), manifest.nbytes])
 
 
-def _try(ranks: Ranks, step: int, work: Callable[[], str]) -> Sequence[str]:
-    """Do this rank's part, then learn how all have fared: what each returned, or the same CheckpointError on
-    all."""
+def try_together(ranks: Ranks, what: str, work: Callable[[], str]) -> Sequence[str]:
+    """Do this rank's part of `what`, then learn how all have fared: what each returned; raises the same
+    CheckpointError on all when one has failed."""
     error = value = ""
     try:
         value = work()
-    except (OSError, ValueError, CheckpointError, RuntimeError, MemoryError) as failure:
+    except (OSError, ValueError, LlmtrainError, RuntimeError, MemoryError) as failure:
         error = _text(failure)
-    return _agree(ranks, step, error, value)
+    return _agree(ranks, what, error, value)
 
 
 def _head(piece: Piece) -> PieceHead:
@@ -170,22 +175,22 @@ def _head(piece: Piece) -> PieceHead:
     )
 
 
-def _agree(ranks: Ranks, step: int, error: str, value: str) -> Sequence[str]:
+def _agree(ranks: Ranks, what: str, error: str, value: str) -> Sequence[str]:
     """Exchange errors and values; raise the same CheckpointError on all ranks when one has failed."""
     try:
         answers = [json.loads(text) for text in ranks.exchange(json.dumps([error, value]))]
     except RuntimeError as failure:  # a rank is gone, or silent for too long
-        raise CheckpointError(f"saving step {step} failed: {error or failure}", may_pass=True) from failure
+        raise CheckpointError(f"{what} failed: {error or failure}", may_pass=True) from failure
     failed = [(rank, fault) for rank, (fault, _) in enumerate(answers) if fault]
     if failed:
         told = "; ".join(f"rank {rank}: {fault}" for rank, fault in failed[:4])
         more = f"; and {len(failed) - 4} more ranks" if len(failed) > 4 else ""
-        raise CheckpointError(f"saving step {step} failed: {told}{more}")
+        raise CheckpointError(f"{what} failed: {told}{more}")
     return [value for _, value in answers]
 
 
 def _text(error: Exception) -> str:
-    if isinstance(error, CheckpointError):
+    if isinstance(error, LlmtrainError):
         return error.text()
     if isinstance(error, OSError) and error.strerror:
         return f"{error.strerror}" + (f" ({error.filename})" if error.filename else "")
