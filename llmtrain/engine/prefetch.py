@@ -55,10 +55,14 @@ class PrefetchedBatches:
     def fetch(self, step: int) -> Batch:
         """The batch of a step. Raises what reading it raised, and CorpusError naming the file when nothing
         comes for too long."""
-        if self._reader is None or self._reader.next_step != step:
+        if self._reader is None or not self._reader.gives(step):
             self.close()
             self._reader = _Reader(self._read, step, max(step, self._last), self._device.use_in_thread)
-        batch = self._reader.take(self._stall)
+        try:
+            batch = self._reader.take(self._stall)
+        except BaseException:  # The thread has ended; another try begins anew.
+            self.close()
+            raise
         if batch is None:
             raise CorpusError(
                 f"gave no data for {self._stall:.0f} s",
@@ -83,13 +87,16 @@ class _Reader:
     def __init__(
         self, read: Callable[[int], Batch], first: int, last: int, enter: Callable[[], None]
     ) -> None:
-        self.next_step = first
-        """Step that `take` gives next."""
+        self._next = first
         self._read, self._first, self._last, self._enter = read, first, last, enter
         self._ready: Queue[Batch | BaseException] = Queue(AHEAD)
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._run, name="data", daemon=True)
         self._thread.start()
+
+    def gives(self, step: int) -> bool:
+        """Whether a step is what `take` gives next."""
+        return self._next == step <= self._last
 
     def take(self, timeout: float) -> Batch | None:
         """The next batch; None when none comes in time. Raises what reading it raised."""
@@ -99,10 +106,11 @@ class _Reader:
             return None
         if isinstance(found, BaseException):
             raise found
-        self.next_step += 1
+        self._next += 1
         return found
 
     def close(self) -> None:
+        """Tell the thread to end, and wait a moment for it."""
         self._stopped.set()
         self._thread.join(timeout=10 * POLL)
 
