@@ -76,6 +76,7 @@ def _host(machine: Machine) -> Iterator[Check]:
         "memory",
         _level(machine.memory_available, LEAST_MEMORY, LOW_MEMORY),
         f"{format_bytes(machine.memory_available)} of {format_bytes(machine.memory_total)} available",
+        "" if machine.memory_available >= LOW_MEMORY else "end other work there, or use another node",
     )
     if machine.shared_memory is not None:
         small = machine.shared_memory.total < LOW_SHARED_MEMORY and bool(machine.gpus.gpus)

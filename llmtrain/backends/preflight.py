@@ -105,7 +105,7 @@ def problems_of(reports: Mapping[str, Report], expected: Expected) -> dict[str, 
         ]
         if problems:
             found[name] = problems
-    for name, problem in _identities(reports):
+    for name, problem in _identities(reports, expected.interface):
         found.setdefault(name, []).append(problem)
     return found
 
@@ -177,6 +177,11 @@ def _network(name: str, report: Report, expected: Expected) -> Iterator[Problem]
             f"its address is {address}, which on every other node means that node itself",
             "name the node by an address that the others reach, or set inter_node.interface",
         )
+    elif expected.several and address.count(".") == 3 and address not in report.addresses.values():
+        # E.g. that of a login node, which a name stands for there and not here.
+        own = ", ".join(f"{name} {each}" for name, each in report.addresses.items() if not _is_loopback(each))
+        message = f"{address} is not an address of its own, so that ranks elsewhere would not meet there"
+        yield Problem(name, message, f"set inter_node.interface to one of: {own or 'none'}")
 
 
 def _is_loopback(address: str) -> bool:
@@ -230,10 +235,11 @@ def gpus_text(machine: Machine) -> str:
     return ", ".join(f"{count} x {name}" for name, count in names.items())
 
 
-def _identities(reports: Mapping[str, Report]) -> Iterator[tuple[str, Problem]]:
+def _identities(reports: Mapping[str, Report], interface: str) -> Iterator[tuple[str, Problem]]:
     """Two names for one machine, and one name for two machines."""
     machines: dict[tuple[str, str, str], str] = {}
     hosts: dict[str, str] = {}
+    places: dict[str, str] = {}
     for name, report in reports.items():
         machine = (report.boot, report.machine, report.host)
         if machine in machines:
@@ -244,5 +250,10 @@ def _identities(reports: Mapping[str, Report]) -> Iterator[tuple[str, Problem]]:
             other = hosts[report.host]
             message = f"{other} and {name} both call themselves `{report.host}`"
             yield name, Problem(name, message, f"`hostnamectl set-hostname {name}` there")
+        elif (address := address_of(report, interface)[0]) in places and not _is_loopback(address):
+            message = f"{places[address]} and {name} are both reached at {address}"
+            hint = "inter_node.interface names an interface on which every node has an address of its own"
+            yield name, Problem(name, message, hint)
+        places.setdefault(address_of(report, interface)[0] or name, name)
         machines.setdefault(machine, name)
         hosts.setdefault(report.host, name)

@@ -108,6 +108,11 @@ REFUSALS: Sequence[Refusal] = (
         "`sbatch --help` lists the options of this version",
     ),
     Refusal(
+        r"no space left|disk quota exceeded",
+        "",
+        "the disk that holds the job's script is full",
+    ),
+    Refusal(
         r"violates accounting|qos\w*limit|assoc\w*limit|submit limit|quota",
         "",
         "you have as many jobs, nodes or hours as you may; when some have ended, submit again",
@@ -123,9 +128,9 @@ REFUSALS: Sequence[Refusal] = (
         "`sinfo -s` shows which are up",
     ),
     Refusal(
-        r"no space left|disk quota exceeded",
+        r"munge",
         "",
-        "the disk that holds the job's script is full",
+        "the service that vouches for users is down: `systemctl status munged` on this machine",
     ),
 )
 

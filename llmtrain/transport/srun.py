@@ -14,6 +14,17 @@ from llmtrain.transport.base import Completed, OnLine, TransportError
 from llmtrain.transport.local import LocalChannel, LocalTransport
 
 LAUNCH_ERROR_LINES = 5
+STEP_HINTS: Mapping[str, str] = {
+    "confirm allocation": "the job has ended; `llmtrain resume RUN` submits another",
+    "already completing": "the job has ended; `llmtrain resume RUN` submits another",
+    "job has expired": "its time is over; `llmtrain resume RUN` submits another job",
+    "credential expired": "the nodes' clocks differ: synchronise them (chrony)",
+    "munge": "the service that vouches for users is down there: `systemctl status munged`",
+    "unable to resolve": "the node's name is not known here: `scontrol show node NODE` has its NodeAddr",
+    "node failure": "SLURM has lost the node: `scontrol show node NODE` says why",
+    "requested node configuration is not available": "the step asks for more than the job has: srun_args",
+}
+"""What srun says when it does not start a step -> what to do about it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,7 +77,9 @@ class SrunTransport:
         done = self._local.run(self.command(argv), timeout=timeout, stdin=stdin)
         if done.exit_code and not done.stdout and b"srun: error:" in done.stderr:
             words = done.stderr.decode("utf-8", "replace").strip().splitlines()[-LAUNCH_ERROR_LINES:]
-            raise TransportError(f"SLURM did not start `{argv[0]}` on {self._node}: {'; '.join(words)}")
+            said = "; ".join(words)
+            message = f"SLURM did not start `{argv[0]}` on {self._node}: {said}"
+            raise TransportError(message, hint=step_hint(said))
         return Completed(argv=tuple(argv), exit_code=done.exit_code, stdout=done.stdout, stderr=done.stderr)
 
     def open(
@@ -85,3 +98,8 @@ class SrunTransport:
 
     def close(self) -> None:
         """Nothing to let go: a step ends with its channel."""
+
+
+def step_hint(said: str) -> str:
+    """What to do when srun has said this; empty when nobody knows."""
+    return next((hint for words, hint in STEP_HINTS.items() if words in said.lower()), "")

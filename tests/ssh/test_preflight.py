@@ -30,7 +30,16 @@ EXPECTED = Expected(llmtrain="1.0", folder="/shared/runs", nonce="n")
 
 def cluster(**changes: object) -> dict[str, Report]:
     """Three nodes, of which the last differs."""
-    fine = [replace(GOOD, host=name, boot=name) for name in "abc"]
+    fine = [
+        replace(
+            GOOD,
+            host=name,
+            boot=name,
+            entered_by=f"10.0.0.{number}",
+            addresses={"lo": "127.0.0.1", "eth0": f"10.0.0.{number}", "ib0": f"10.1.0.{number}"},
+        )
+        for number, name in enumerate("abc", 1)
+    ]
     return dict(zip(("n1", "n2", "n3"), [*fine[:2], replace(fine[2], **changes)], strict=True))
 
 
@@ -45,7 +54,7 @@ def test_equal_nodes_are_fit() -> None:
             {"llmtrain": "ModuleNotFoundError: No module named 'llmtrain'"},
             "n3: /venv/bin/python has no llmtrain (ModuleNotFoundError: No module named 'llmtrain')\n"
             "  hint: `/venv/bin/python -m pip install llmtrain==1.0` on n3, or another interpreter with "
-            "backend.python",
+            "backend.python; backend.ssh.push sends this one",
         ),
         (
             {"llmtrain": "0.9"},
@@ -70,7 +79,8 @@ def test_equal_nodes_are_fit() -> None:
         (
             {"nonce": ""},
             "n3: /shared/runs is not the same folder there as here\n"
-            "  hint: checkpoints need a folder that all nodes and this machine share (storage.path)",
+            "  hint: checkpoints need a folder that all nodes and this machine share (storage.path); if only the "
+            "nodes share it: storage.shared: nodes",
         ),
         (
             {"writable": False},
