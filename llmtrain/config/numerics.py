@@ -177,7 +177,7 @@ class InjectedFault:
 
     kind: Literal["nan", "overflow", "bad_batch", "bit_flip", "slow", "hang", "error", "stop", "kill"]
     """nan: in a layer's output; overflow: a layer's gradient is infinite, as beyond FP16's range; bad_batch:
-    the replica reads random tokens; bit_flip: one bit of the layer's weights on this rank flips.
+    the replica reads noise; bit_flip: one bit of the layer's weights on this rank flips.
 
     slow: the rank sleeps for `seconds` in the step; and in the run's first attempt only, hang: it does
     nothing any more; error: its code raises; stop, kill: the signal.

@@ -113,7 +113,8 @@ def _pass(
     passes = parts.passes.in_format(torch.float32) if fp32 else parts.passes
     with guard.formats(fp32=fp32):
         weight = scale * batch.loss_scale(parts.layout.micro_batch)
-        loss = passes.train(guard.tokens(batch.tokens), batch.targets, weight, batch.positions)
+        read = guard.spoil(batch)
+        loss = passes.train(read.tokens, read.targets, weight, read.positions)
         clock.lap("passes")
         parts.buckets.finish_reduction()
     clock.lap("reduce")

@@ -7,12 +7,14 @@ weights.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from llmtrain.config.numerics import InjectedFault
+from llmtrain.engine.data import Batch
 from llmtrain.engine.model.stage import ModelStage
 from llmtrain.engine.numerics.layer_names import block_name, layer_of
 from llmtrain.engine.parallel.buckets import Buckets
@@ -57,14 +59,16 @@ class InjectedFaults:
         self._pass += 1
         self._hit.clear()
 
-    def tokens(self, tokens: Tensor) -> Tensor:
-        """The tokens that the replica reads, [m b, s]: other ones for a bad batch."""
+    def spoil(self, batch: Batch) -> Batch:
+        """What the replica reads: noise for a bad batch."""
         for fault in self._due():
             dims, place = self._groups.dims, self._groups.place
             if fault.kind == "bad_batch" and dims.coordinate(fault.rank % dims.world_size).dp == place.dp:
                 generator = torch.Generator().manual_seed(self._step)
-                return torch.randint(self._vocab, tokens.shape, generator=generator).to(tokens.device)
-        return tokens
+                noise = torch.randint(self._vocab, (2, *batch.tokens.shape), generator=generator)
+                tokens, targets = noise.to(batch.tokens.device)
+                return replace(batch, tokens=tokens, targets=targets)
+        return batch
 
     def _due(self) -> tuple[InjectedFault, ...]:
         return tuple(

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from llmtrain.config.layout import Layout
 from llmtrain.config.recipe import Recipe
+from llmtrain.engine.data import Batch
 from llmtrain.engine.failures import NumericError
 from llmtrain.engine.model.stage import ModelStage
 from llmtrain.engine.numerics import telling
@@ -81,9 +82,9 @@ class Guard:
         self._findings.begin_pass(layout)
         self._faults.begin_pass()
 
-    def tokens(self, tokens: Tensor) -> Tensor:
-        """The tokens that are to be read, [m b, s]: the given ones, but in a rehearsal of a bad batch."""
-        return self._faults.tokens(tokens)
+    def spoil(self, batch: Batch) -> Batch:
+        """The batch that is to be read: the given one, but in a rehearsal of a bad batch."""
+        return self._faults.spoil(batch)
 
     def formats(self, *, fp32: bool = False) -> AbstractContextManager[None]:
         """Weights and layers in the formats of a pass: all in FP32, or as the layers' records say."""
