@@ -64,27 +64,6 @@ def test_finished_run(done: RunDir, folder: Path) -> None:
     assert len(read_record(done).attempts) == 1
 
 
-def test_a_launch_writes_what_the_dry_run_prints(done: RunDir, folder: Path) -> None:
-    """Rendered anew for another folder, and compared after the folder's name was put in."""
-    other = folder / "other"
-    arguments = (
-        "launch",
-        "tiny",
-        "--dry-run",
-        "--run-dir",
-        str(other),
-        *launches.sets(*launches.SMALL, *TWO_RANKS),
-    )
-    out, _ = command(folder, 0, *arguments)
-    listed, _ = command(folder, 0, *arguments, "--json")
-    names = [file["path"] for file in json.loads(listed)["files"]]
-    written = "".join((done.path / name).read_text() for name in names)
-    assert out == written.replace(str(done.path), str(other)).replace('"done"', '"other"').replace(
-        "--rdzv-id=done", "--rdzv-id=other"
-    )
-    assert not other.exists()
-
-
 def test_detach_refuse_stop_resume_sigterm_resume(run: RunDir, done: RunDir, folder: Path) -> None:
     started = launches.launch(run, *TWO_RANKS, "train.steps=400", home=folder, options=("--detach", "--json"))
     out, _ = launches.end(started, 0)

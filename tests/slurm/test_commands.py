@@ -15,10 +15,12 @@ import pytest
 
 from llmtrain.run.layout import RunDir
 from llmtrain.run.record import read_record
+from tests.support.contract import losses, undisturbed
 from tests.support.launches import EIGHT_RANKS, SMALL, sets
 from tests.support.slurm_beds import SlurmBed, python_for_everybody
 from tests.support.stand_in_runs import step_reached, wait_for
 
+__all__ = ["undisturbed"]
 pytestmark = [pytest.mark.e2e, pytest.mark.engine]
 
 
@@ -85,23 +87,9 @@ def launch(profile: Path, run: RunDir, *overrides: str) -> list[str]:
     return ["launch", "tiny", "--cluster", str(profile), "--run-dir", str(run.path), *values]
 
 
-def losses(run: RunDir) -> dict[int, float]:
-    """Loss of every step; a step that was done again must have the same."""
-    found: dict[int, float] = {}
-    for path in sorted(run.attempts.glob("*/events/rank-*.jsonl")):
-        for line in path.read_text().splitlines():
-            event = json.loads(line)
-            if event["kind"] == "step_finished":
-                step, loss = event["data"]["step"], event["data"]["loss"]
-                assert found.setdefault(step, loss) == loss
-    return found
-
-
 def test_the_same_losses_as_local_over_a_warning_and_a_requeue(
-    shell: Shell, slurm_bed: SlurmBed, profile: Path, shared: Path
+    shell: Shell, slurm_bed: SlurmBed, profile: Path, shared: Path, undisturbed: dict[int, float]
 ) -> None:
-    local = RunDir(shared / "runs" / "local")
-    shell.run("launch", "tiny", "--run-dir", str(local.path), *sets(*SMALL, *EIGHT_RANKS))
     run = RunDir(shared / "runs" / "bed")
     process = shell.start(*launch(profile, run))
     wait_for(lambda: step_reached(run, 4), 180, "step 4")
@@ -113,7 +101,7 @@ def test_the_same_losses_as_local_over_a_warning_and_a_requeue(
     assert process.returncode == 0, err
     assert "the scheduler goes on with the run" in err
     assert [attempt.outcome for attempt in read_record(run).attempts] == ["stopped", "completed"]
-    assert losses(run) == losses(local)
+    assert losses(run) == undisturbed
     assert len(losses(run)) == 14
     logs = sorted(path.name for path in run.attempt(2).logs.glob("rank-*.log"))
     assert logs == [f"rank-{rank:05d}.log" for rank in range(8)]

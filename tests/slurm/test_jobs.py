@@ -13,7 +13,6 @@ from llmtrain.events.schema import AttemptStarted
 from llmtrain.run.layout import RunDir
 from llmtrain.run.lease import read_holder
 from llmtrain.run.record import RunRecord, read_record
-from llmtrain.supervise.stop import ask_to_stop
 from tests.slurm.conftest import MakeRun, backend_of, submit
 from tests.support.slurm_beds import SlurmBed
 from tests.support.stand_in_runs import events, step_reached, wait_for
@@ -47,21 +46,6 @@ def nodes_of_attempts(run: RunDir) -> list[list[str]]:
 def processes(bed: SlurmBed, run: RunDir) -> list[str]:
     """Everything of a run on any node."""
     return [line for name in bed.names for line in bed.processes(name, str(run.path))]
-
-
-def test_a_run_takes_all_nodes_and_ends_with_zero(slurm_bed: SlurmBed, make_run: MakeRun) -> None:
-    run = make_run(steps=5)
-    handle = submit(run)
-    record = wait_ended(run)
-    assert (record.exit_status, record.reached_step) == (0, 5)
-    assert nodes_of_attempts(run) == [["node1", "node2", "node3", "node4"]]
-    hosts = {event.rank: event.payload.host for event in events(run, "rank_started")}
-    assert hosts == {rank: f"node{rank // 2 + 1}" for rank in range(8)}
-    wait_state(slurm_bed, handle.id, "COMPLETED")
-    status = backend_of(run).poll(handle)
-    assert (status.state, status.exit_code) == (JobState.SUCCEEDED, 0)
-    assert not processes(slurm_bed, run)
-    assert all(not path.read_text() for path in run.path.glob("attempts/1/logs/agent-*.log"))
 
 
 def test_a_folder_of_any_name(slurm_bed: SlurmBed, make_run: MakeRun) -> None:
@@ -102,18 +86,6 @@ def test_the_early_warning_saves_requeues_and_goes_on(slurm_bed: SlurmBed, make_
     steps = [event.payload.step for event in events(run, "step_finished")]
     assert steps == list(range(1, 41))
     assert len(list(run.requeues.iterdir())) == 1
-
-
-def test_a_stop_by_a_person_is_not_undone_by_a_requeue(slurm_bed: SlurmBed, make_run: MakeRun) -> None:
-    run = make_run(steps=100)
-    handle = submit(run)
-    wait_for(lambda: step_reached(run, 2), 60, "step 2")
-    ask_to_stop(run)
-    record = wait_ended(run)
-    assert record.exit_status == 75 and record.stop_requested
-    wait_state(slurm_bed, handle.id, "FAILED")  # SLURM's word for an exit code other than 0
-    assert not run.requeues.exists()
-    assert backend_of(run).poll(handle).exit_code == 75
 
 
 def test_scancel_ends_the_job_for_good(slurm_bed: SlurmBed, make_run: MakeRun) -> None:

@@ -79,8 +79,8 @@ def test_equal_nodes_are_fit() -> None:
         (
             {"nonce": ""},
             "n3: /shared/runs is not the same folder there as here\n"
-            "  hint: checkpoints need a folder that all nodes and this machine share (storage.path); if only the "
-            "nodes share it: storage.shared: nodes",
+            "  hint: checkpoints need a folder that all nodes and this machine share (storage.path); if only "
+            "the nodes share it: storage.shared: nodes",
         ),
         (
             {"writable": False},

@@ -56,21 +56,6 @@ def outcomes(run: RunDir) -> list[tuple[str, str]]:
     return [(attempt.outcome, attempt.cause) for attempt in read_record(run).attempts]
 
 
-def test_run_to_the_end(make, ssh_bed) -> None:
-    run = make(steps=4)
-    finish(run, runs.supervise(run), 0)
-    assert outcomes(run) == [("completed", "")]
-    [started] = runs.events(run, "attempt_started")
-    assert started.payload.nodes == ssh_bed.names[:4]
-    hosts = {event.rank: event.payload.host for event in runs.events(run, "rank_started")}
-    assert hosts == {rank: f"node{1 + rank // 2}" for rank in range(8)}
-    assert sorted(path.name for path in run.attempt(1).logs.glob("rank-*")) == [
-        f"rank-{rank:05d}.log" for rank in range(8)
-    ]
-    assert all(path.stat().st_size == 0 for path in run.attempt(1).logs.glob("agent-*"))
-    runs.assert_nothing_left(run)
-
-
 def test_ranks_are_told_the_interface_of_their_node(make) -> None:
     run = make(steps=2)
     script = run.scripts / "node.sh"
@@ -82,22 +67,6 @@ def test_ranks_are_told_the_interface_of_their_node(make) -> None:
     finish(run, runs.supervise(run), 0)
     for node in range(4):
         assert "GLOO_SOCKET_IFNAME=eth0\n" in (run.path / f"ifname-{node}").read_text()
-
-
-def test_dead_rank_costs_one_attempt(make, ssh_bed) -> None:
-    run = make(steps=8, step_seconds=0.4)
-    supervisor = runs.supervise(run)
-    runs.wait_for(lambda: runs.step_reached(run, 2), what="step 2")
-    pid = runs.rank_pid(run, 5)
-    began = time.time()
-    ssh_bed.run("node3", "kill", "-9", str(pid))
-    finish(run, supervisor, 0)
-    [found] = runs.events(run, "found")
-    assert found.time - began < 2.0
-    assert (found.payload.finding, found.payload.rank) == ("rank_dead", 5)
-    assert "rank 5 on node3 was killed by SIGKILL" in found.payload.message
-    assert outcomes(run) == [("failed", "rank_dead"), ("completed", "")]
-    runs.assert_nothing_left(run)
 
 
 def test_killed_supervisor_leaves_nothing_on_any_node_and_a_new_one_goes_on(make) -> None:
@@ -144,18 +113,6 @@ def test_lost_node_without_a_spare_ends_the_run(make, ssh_bed) -> None:
     finish(run, supervisor, 93)
     assert "1 of 4 nodes lost (node4), the budget allows 0" in read_record(run).message
     ssh_bed.restore()
-    runs.assert_nothing_left(run)
-
-
-def test_stop_saves_and_leaves_everywhere(make) -> None:
-    from llmtrain.supervise.stop import ask_to_stop
-
-    run = make(steps=50, step_seconds=0.3)
-    supervisor = runs.supervise(run)
-    runs.wait_for(lambda: runs.step_reached(run, 2), what="step 2")
-    ask_to_stop(run)
-    finish(run, supervisor, 75)
-    assert {event.payload.reason for event in runs.events(run, "rank_finished")} == {"stopped"}
     runs.assert_nothing_left(run)
 
 
