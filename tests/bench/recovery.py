@@ -109,7 +109,7 @@ def torchrun_trial(run: RunDir, overrides: tuple[str, ...], ranks: int) -> dict[
     launches.end(
         launches.launch(run, *overrides, home=run.path.parent, options=["--detach"]), 0
     )  # for job.json and the corpus
-    runs.wait_for(lambda: run.data_json.exists() and run.attempt_numbers(), 120, "the corpus")
+    runs.wait_for(lambda: run.data_json.exists() and run.attempt_numbers(), 400, "the corpus")
     launches.start(run.path.parent, "stop", str(run.path), "--now", home=run.path.parent).wait(60)
     runs.clean_up(run)
     shutil.rmtree(run.attempts)
