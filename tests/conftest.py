@@ -13,7 +13,7 @@ import pytest
 
 MUST_RUN = "LLMTRAIN_TESTS_MUST_RUN"
 RERUN = "LLMTRAIN_TESTS_RERUN"
-REAL_TIME = ("beds", "cli/test_startup.py", "e2e", "observe", "slurm", "ssh", "supervise")
+REAL_TIME = ("beds", "cli/test_startup.py", "contract", "e2e", "observe", "slurm", "ssh", "supervise")
 """Below tests/: real daemons, kills and clocks, where another process of the machine may take the time that a
 test allows."""
 

@@ -287,8 +287,8 @@ class SlurmBackend:
             return self._environment["SLURM_JOB_ID"]
         except KeyError:
             raise SlurmError(
-                "this is not the batch step of a SLURM job",
-                hint="`llmtrain launch` and `llmtrain resume` submit one",
+                "this is not inside of a SLURM job",
+                hint="`llmtrain launch` submits one; to test nodes: `salloc --nodes=N llmtrain doctor ...`",
             ) from None
 
     def _step_settings(self) -> StepSettings:
