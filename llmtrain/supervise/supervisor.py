@@ -28,6 +28,7 @@ from llmtrain.supervise.limits import Limits
 from llmtrain.supervise.look_back import close_abandoned
 from llmtrain.supervise.members import Members
 from llmtrain.supervise.membership import node_changes, with_losses
+from llmtrain.supervise.node_memory import NodeMemory
 from llmtrain.supervise.pace import Pace
 from llmtrain.supervise.policy import Budget, Decision, History, decide, past_budget, short_of_nodes
 from llmtrain.supervise.standby import StandbyKeeper, StandbySettings
@@ -44,6 +45,7 @@ class Supervisor:
         self._record = read_record(run)
         self._pace = Pace()
         self._members = Members(run, job, backend, limits)
+        self._memory = NodeMemory(run, job, backend)
         self._standby = StandbyKeeper(run, backend, limits, standby_settings(job), self._environment())
         self._writer: EventWriter | None = None
         self._told: dict[str, str] = {}
@@ -158,6 +160,7 @@ class Supervisor:
             nodes=record.nodes,
             ranks=rank_order(plan.layout, self._job.spec.cluster.gpus_per_node),
             restore="newest" if plan.number > 1 or has_history else "fresh",
+            snapshot=self._snapshot_for(plan, writer),
         )
         write_attempt_file(attempt.attempt_json, file)
         self._save(self._record.with_attempt(record))
@@ -173,6 +176,14 @@ class Supervisor:
             )
         )
         self._tell_nodes(writer)
+
+    def _snapshot_for(self, plan: AttemptPlan, writer: EventWriter) -> str:
+        """The snapshot in the nodes' memory that an attempt goes on from; empty: none, or none is newer."""
+        if plan.number == 1:
+            return ""
+        out = {*self._record.away, *(node.name for node in plan.nodes)}
+        idle = [node for node in self._members.nodes if node.name not in out]
+        return self._memory.choose(plan.nodes, idle, lambda text: writer.emit(Notice(message=text)))
 
     def _tell_nodes(self, writer: EventWriter) -> None:
         """Say which nodes are left out, or not any more."""
@@ -247,6 +258,8 @@ class Supervisor:
             stop_requested=self._control.is_requested,
         )
         self._control.forget()
+        if decision.action != "give_up":  # a person may mend what is wrong, and go on from there
+            self._memory.drop(self._members.nodes)
         self._save(ended)
         writer.emit(RunEnded(exit_status=int(decision.exit_status), message=message))
         return decision.exit_status

@@ -1,0 +1,120 @@
+"""Snapshots in the nodes' memory, as the supervisor sees them between two attempts: which one the next
+attempt goes on from, what idle nodes must give for it, and their end."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+from llmtrain.backends.base import Backend, Node
+from llmtrain.errors import CheckpointError
+from llmtrain.run.checkpoints import list_checkpoints
+from llmtrain.run.job_file import JobFile
+from llmtrain.run.layout import RunDir
+from llmtrain.run.snapshots import Held, newest_complete
+from llmtrain.transport.base import TransportError
+
+ASK_SECONDS = 30.0
+"""For a node to say what it holds."""
+RESCUE_SECONDS = 600.0
+"""For a node to copy what it holds to the shared file system."""
+PARALLEL = 64
+
+
+class NodeMemory:
+    """The memory tier of one run."""
+
+    def __init__(self, run: RunDir, job: JobFile, backend: Backend) -> None:
+        self._run, self._backend = run, backend
+        self.is_on = job.spec.recipe.checkpoint.memory.every_steps is not None
+
+    def choose(self, used: Sequence[Node], idle: Sequence[Node], note: Callable[[str], None]) -> str:
+        """Name of the snapshot that an attempt on the nodes `used` goes on from: the newest that is complete,
+        also with the help of idle nodes, and newer than every checkpoint. Empty when there is none."""
+        if not self.is_on:
+            return ""
+        held = self._ask([*used, *idle], "list", ASK_SECONDS)
+        on_disk = self._newest_on_disk()
+        best = newest_complete(held)
+        if best is None or best[1] <= on_disk:
+            return ""
+        if not self._complete(best[0], used, idle, held):
+            note(f"step {best[1]} in the nodes' memory cannot be brought together")
+            best = newest_complete({node.name: held[node.name] for node in used if node.name in held})
+            if best is None or best[1] <= on_disk:
+                return ""
+        where = f"the newest checkpoint is of step {on_disk}" if on_disk else "there is no checkpoint"
+        note(f"goes on from step {best[1]} in the nodes' memory; {where}")
+        return best[0]
+
+    def drop(self, nodes: Sequence[Node]) -> None:
+        """Free the nodes' memory; who does not answer keeps it until the run goes on, or the node starts
+        anew."""
+        if self.is_on:
+            self._ask(nodes, "drop", ASK_SECONDS)
+
+    def _newest_on_disk(self) -> int:
+        try:
+            return max((found.step for found in list_checkpoints(self._run.checkpoints)), default=0)
+        except CheckpointError:
+            return 0
+
+    def _complete(
+        self, name: str, used: Sequence[Node], idle: Sequence[Node], held: Mapping[str, Sequence[Held]]
+    ) -> bool:
+        """Let idle nodes give what no node of the attempt holds; whether all is there then."""
+        ranks = next(one.ranks for all_held in held.values() for one in all_held if one.name == name)
+        missing = set(range(ranks))
+        for node in used:
+            missing -= _shards(held, node, name)
+        for node in idle:
+            give = missing & _shards(held, node, name)
+            if give:
+                shards = ",".join(str(shard) for shard in sorted(give))
+                given = self._ask([node], "rescue", RESCUE_SECONDS, "--name", name, "--shards", shards)
+                missing -= give if given else set()
+        return not missing
+
+    def _ask(
+        self, nodes: Sequence[Node], action: str, seconds: float, *more: str
+    ) -> dict[str, tuple[Held, ...]]:
+        """Node name -> what it holds after an action; without nodes that could not do it."""
+
+        def ask(node: Node) -> tuple[Held, ...] | None:
+            transport = self._backend.transport(node)
+            python = self._backend.agent_python(node)
+            argv = [python, "-m", "llmtrain.agent", "snapshots", "--run-dir", str(self._run.path)]
+            try:
+                done = transport.run(
+                    [*argv, "--node-name", node.name, "--action", action, *more], timeout=seconds
+                )
+            except TransportError as error:
+                sys.stderr.write(f"{node.name}: snapshots: {error.text()}\n")
+                return None
+            finally:
+                transport.close()
+            return _read(node.name, done.stdout)
+
+        if not nodes:
+            return {}
+        with ThreadPoolExecutor(min(PARALLEL, len(nodes))) as pool:
+            answers = dict(zip((node.name for node in nodes), pool.map(ask, nodes), strict=True))
+        return {name: held for name, held in answers.items() if held is not None}
+
+
+def _shards(held: Mapping[str, Sequence[Held]], node: Node, name: str) -> set[int]:
+    return {shard for one in held.get(node.name, ()) if one.name == name for shard in one.shards}
+
+
+def _read(node: str, answer: bytes) -> tuple[Held, ...] | None:
+    try:
+        told = json.loads(answer)
+        if told["error"]:
+            sys.stderr.write(f"{node}: snapshots: {told['error']}\n")
+            return None
+        return tuple(Held(**{**one, "shards": tuple(one["shards"])}) for one in told["held"])
+    except (ValueError, KeyError, TypeError):
+        sys.stderr.write(f"{node}: snapshots: no answer that can be read\n")
+        return None
