@@ -96,8 +96,9 @@ class Agent:
                 self.link.send(messages.Alive(ranks=self._ranks_alive(), stage=self.stage, quiet=quiet))
             case messages.PickPort():
                 self.link.send(messages.Port(port=self._door.open()))
-            case messages.Reach(address=address, port=port):
-                self.link.send(messages.Reached(error=knock(address, port)))
+            case messages.Reach():
+                error = knock(message.address, message.port, message.timeout, message.retries)
+                self.link.send(messages.Reached(error=error))
             case messages.Start() if self.watch is None and self.stage == "idle":
                 self._begin(message)
             case messages.Go() if self.watch is not None and self.stage == "standby":

@@ -8,9 +8,12 @@ otherwise show as minutes of silence.
 from __future__ import annotations
 
 import socket
+import time
 
-KNOCK_SECONDS = 4.0
-"""Longest wait for an answer; shorter than the silence after which an agent counts as lost."""
+FIRST_PAUSE = 0.1
+"""Seconds before a second try; each further pause is twice as long."""
+LONGEST_KNOCK = 4.0
+"""No try begins later: shorter than the silence after which an agent counts as lost."""
 
 
 class Door:
@@ -38,12 +41,24 @@ class Door:
             self._socket = None
 
 
-def knock(address: str, port: int) -> str:
-    """Why a port cannot be reached from here; empty when it can."""
+def knock(address: str, port: int, timeout: float, retries: int) -> str:
+    """Why a port cannot be reached from here, after the last of `retries` + 1 tries of `timeout` seconds
+    each; empty when it can."""
+    started, pause, error = time.monotonic(), FIRST_PAUSE, ""
+    for number in range(retries + 1):
+        error = _try(address, port, timeout)
+        if not error or number == retries or time.monotonic() - started + pause + timeout > LONGEST_KNOCK:
+            break
+        time.sleep(pause)
+        pause *= 2
+    return error and (f"{error} in {number + 1} tries" if number else error)
+
+
+def _try(address: str, port: int, timeout: float) -> str:
     try:
-        socket.create_connection((address, port), timeout=KNOCK_SECONDS).close()
+        socket.create_connection((address, port), timeout=timeout).close()
     except TimeoutError:
-        return f"no answer within {KNOCK_SECONDS:g} s"
+        return f"no answer within {timeout:g} s"
     except (OSError, UnicodeError) as error:
         return (getattr(error, "strerror", None) or str(error)).lower()
     return ""

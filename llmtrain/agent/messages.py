@@ -74,6 +74,9 @@ class Reach(Message):
     type: ClassVar[str] = "reach"
     address: str
     port: int
+    timeout: float
+    """Seconds that one try may take."""
+    retries: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

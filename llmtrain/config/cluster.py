@@ -66,13 +66,40 @@ class InterNodeConfig:
     control: LinkConfig
     """Carries rendezvous, agents and logs."""
     interface: str = ""
-    """Network interface on every node that carries rendezvous and collectives, e.g. `ib0`; default: the one
-    that the node is reached on."""
+    """Network interface on every node that carries the control plane, e.g. `eth0`, and collectives too where
+    they go over TCP; default: the one that the node is reached on."""
+    data_interface: str = ""
+    """Interface that carries collectives where they go over TCP; default: `interface`."""
+    adapters: tuple[str, ...] = ()
+    """InfiniBand adapters that carry collectives, e.g. `[mlx5_0, mlx5_1]`; default: all that NCCL finds."""
+    algorithm: Literal["auto", "ring", "ring-and-tree", "any"] = "auto"
+    """What NCCL may choose from: rings, trees across nodes too, or `any` (also NVLink and switch reduction).
+
+    `auto`: `any` where GPUs share an NVSwitch that can reduce (NVLink 4 on), else `ring-and-tree`.
+    """
     switches: dict[str, tuple[Annotated[str, Verbatim()], ...]] = field(default_factory=dict)
     """Leaf switch -> its nodes, `{leaf1: ['node[01-16]'], leaf2: ['node[17-32]']}`.
 
     Stages of one pipeline are placed under one switch. Default on SLURM: what `scontrol show topology` says.
     """
+
+
+    @property
+    def is_infiniband(self) -> bool:
+        """Whether collectives go over InfiniBand."""
+        return self.data.kind.startswith("ib")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PatienceConfig:
+    """How long calls between nodes may take."""
+
+    control: PositiveDuration = 0.3
+    """One try of a call of the control plane, e.g. to reach the rendezvous (duration, e.g. `300ms`)."""
+    control_retries: NaturalInt = 3
+    """Tries after the first one, each after a pause twice as long as the one before, from 100 ms on."""
+    collective: PositiveDuration = 600.0
+    """A collective, until the rank's watchdog ends it. A last resort: the supervisor notices earlier."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -236,6 +263,8 @@ class ClusterProfile:
     """Links inside a node."""
     inter_node: InterNodeConfig | None = None
     """Links between nodes; needed when nodes > 1."""
+    patience: PatienceConfig = field(default_factory=PatienceConfig)
+    """How long calls between nodes may take."""
     storage: StorageConfig
     """Where run directories lie."""
     backend: BackendConfig

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 from llmtrain.config.cluster import ClusterProfile, LinkConfig
 from llmtrain.config.nearest import nearest
+from llmtrain.config.network_rules import NETWORK_RULES
 from llmtrain.config.rules import Rule, rule
 from llmtrain.config.slurm_rules import SLURM_RULES
 from llmtrain.config.ssh_rules import SSH_RULES
@@ -162,6 +163,7 @@ CLUSTER_RULES: tuple[Rule[ClusterProfile], ...] = (
     _shared_storage_is_absolute,
     _environment_names,
     _metrics_places,
+    *NETWORK_RULES,
     *SSH_RULES,
     *SLURM_RULES,
 )

@@ -169,13 +169,16 @@ def prepare_numerics(device: Device, mode: str) -> None:
     torch.backends.cudnn.allow_tf32 = mode == "tf32"
 
 
-def init_process_group(device: Device, rank: int, world_size: int, init_method: str = "env://") -> None:
-    """Join the ranks of this attempt; raises torch's DistError or RuntimeError when a peer does not come."""
+def init_process_group(
+    device: Device, rank: int, world_size: int, patience: timedelta = COLLECTIVE_TIMEOUT
+) -> None:
+    """Join the ranks of this attempt; raises torch's DistError or RuntimeError when a peer does not come.
+    `patience` is the watchdog's limit for every collective."""
     dist.init_process_group(
         device.backend,
-        init_method=init_method,
+        init_method="env://",
         rank=rank,
         world_size=world_size,
-        timeout=COLLECTIVE_TIMEOUT,
+        timeout=patience,
         device_id=device.torch_device if device.is_cuda else None,
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from datetime import timedelta
 
 import torch.distributed as dist
 
@@ -16,9 +17,9 @@ from llmtrain.engine.disturbance import disturbance
 from llmtrain.engine.failures import FailedInStep, error_class
 from llmtrain.engine.flight import flight
 from llmtrain.engine.loop import Loop, peak_flops
+from llmtrain.engine.memory_tier import MemoryTier
 from llmtrain.engine.micro_batch import DeviceMeter, MicroBatchControl
 from llmtrain.engine.prefetch import PrefetchedBatches
-from llmtrain.engine.memory_tier import MemoryTier
 from llmtrain.engine.process import StopFlag
 from llmtrain.engine.rank_env import RankEnv
 from llmtrain.engine.saving import FROM_MEMORY, CheckpointFolder
@@ -51,7 +52,8 @@ def run_rank(
     accelerator = job.spec.cluster.accelerator
     device = choose_device(env.local_rank, accelerator if isinstance(accelerator, str) else accelerator.name)
     if env.world_size > 1:
-        init_process_group(device, env.rank, env.world_size)
+        patience = timedelta(seconds=job.spec.cluster.patience.collective)
+        init_process_group(device, env.rank, env.world_size, patience)
     emit(PhaseStarted(phase="build"))
     recipe = job.spec.recipe
     disturbance.prepare(recipe.faults.inject, env.rank, env.attempt)

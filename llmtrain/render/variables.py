@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from llmtrain.config.cluster import ClusterProfile
+from llmtrain.config.cluster import ClusterProfile, InterNodeConfig
+
+REDUCING_SWITCHES = ("nvlink4", "nvlink5")
+"""Links inside a node whose switch adds up what passes through it, faster than a ring."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +33,22 @@ def _interfaces(cluster: ClusterProfile) -> Iterator[Setting]:
         why = "All ranks are on this machine: their traffic stays on the loopback device."
         yield Setting("GLOO_SOCKET_IFNAME", "lo", why)
         yield Setting("NCCL_SOCKET_IFNAME", "lo", why)
+        return
+    planes = cluster.inter_node
+    if planes is None:
+        return
+    # Without names in the profile, the agent sets them to the interface that its node is reached on.
+    if planes.interface:
+        why = "Control plane: rendezvous and agents meet on this interface (inter_node.interface)."
+        yield Setting("TP_SOCKET_IFNAME", planes.interface, why)
+        if planes.is_infiniband:
+            why = "Control plane: NCCL's own connections are set up over TCP, beside the data plane."
+            yield Setting("NCCL_SOCKET_IFNAME", planes.interface, why)
+    data = planes.data_interface or planes.interface
+    if data and not planes.is_infiniband:
+        why = "Data plane: collectives go over TCP on this interface."
+        yield Setting("GLOO_SOCKET_IFNAME", data, why)
+        yield Setting("NCCL_SOCKET_IFNAME", data, why)
 
 
 def _cuda() -> Iterator[Setting]:
@@ -56,10 +75,38 @@ def _cuda() -> Iterator[Setting]:
 
 
 def _fabric(cluster: ClusterProfile) -> Iterator[Setting]:
-    if cluster.inter_node is not None and cluster.inter_node.data.kind.startswith("ib"):
-        yield Setting(
-            "NCCL_IB_TIMEOUT",
-            "22",
-            "InfiniBand waits about 17 s for an answer before it gives up: a link flap ends no run.",
-        )
-        yield Setting("NCCL_IB_RETRY_CNT", "7", "The most retries that the hardware knows.")
+    planes = cluster.inter_node
+    if planes is None:
+        return
+    if planes.is_infiniband:
+        yield from _infiniband(planes)
+    elif planes.data.kind == "tcp":
+        yield Setting("NCCL_NET", "Socket", "Data plane: the profile says TCP, so no adapter is looked for.")
+    yield from _algorithm(cluster, planes)
+
+
+def _infiniband(planes: InterNodeConfig) -> Iterator[Setting]:
+    yield Setting(
+        "NCCL_NET",
+        "IB",
+        "Data plane: InfiniBand, or an error that says so; NCCL alone would quietly fall back to TCP.",
+    )
+    if planes.adapters:
+        yield Setting("NCCL_IB_HCA", f"={','.join(planes.adapters)}", "The data plane's adapters, exactly.")
+    yield Setting(
+        "NCCL_IB_TIMEOUT",
+        "22",
+        "InfiniBand waits about 17 s for an answer before it gives up: a link flap ends no run.",
+    )
+    yield Setting("NCCL_IB_RETRY_CNT", "7", "The most retries that the hardware knows.")
+
+
+def _algorithm(cluster: ClusterProfile, planes: InterNodeConfig) -> Iterator[Setting]:
+    """Rings inside a node, and across nodes rings for much data and trees for little."""
+    chosen = planes.algorithm
+    if chosen == "auto":
+        chosen = "any" if cluster.intra_node.kind in REDUCING_SWITCHES else "ring-and-tree"
+    if chosen != "any" and cluster.nodes > 1:
+        value = {"ring": "Ring", "ring-and-tree": "Ring,Tree"}[chosen]
+        why = "Rings inside the nodes; across nodes also trees, whose latency grows with their logarithm only."
+        yield Setting("NCCL_ALGO", value, why if "Tree" in value else "Rings only (inter_node.algorithm).")

@@ -77,7 +77,7 @@ def _take_lease(run: RunDir, backend: Backend, patience: float) -> Lease:
 
 
 def _supervise(run: RunDir, job: JobFile, backend: Backend, lease: Lease) -> ExitStatus:
-    limits = limits_for(predicted_step_seconds(run.plan_json))
+    limits = limits_for(predicted_step_seconds(run.plan_json), job.spec.cluster.patience)
     control = Control(run, limits.save)
     control.listen()
     supervisor = Supervisor(run, job, backend, lease, control=control, limits=limits)

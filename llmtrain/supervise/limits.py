@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from llmtrain.config.cluster import PatienceConfig
+
 PHASE_SECONDS: dict[str, float] = {
     "start": 300.0,
     "build": 600.0,
@@ -37,12 +39,18 @@ class Limits:
     """From asking ranks to save and leave to killing them."""
     stacks: float = 2.0
     """For hanging ranks to write their stacks before they are killed."""
+    look: float = 0.5
+    """For agents to say what they see of their ranks, before these are killed after a failure."""
     tear_down: float = 20.0
     """From the end of `save` to the agents' word that nothing is left; then their channels are cut."""
     quarantine: float = 60.0
     """From a node's first loss to when it may be taken up again; doubles with every further loss of it."""
     look_again: float = 10.0
     """For nodes that may have come back to answer, before an attempt that could use them."""
+    control_call: float = 0.3
+    """For one node to reach another's rendezvous port, at each try."""
+    control_retries: int = 3
+    """Tries after the first one."""
     phases: Mapping[str, float] = field(default_factory=lambda: dict(PHASE_SECONDS))
 
     def phase(self, name: str) -> float:
@@ -50,10 +58,15 @@ class Limits:
         return self.phases.get(name, max(self.phases.values()))
 
 
-def limits_for(predicted_step_seconds: float) -> Limits:
-    """Limits that leave room for the plan's predicted step."""
+def limits_for(predicted_step_seconds: float, patience: PatienceConfig | None = None) -> Limits:
+    """Limits that leave room for the plan's predicted step, and the profile's for calls between nodes."""
     step = max(PHASE_SECONDS["step"], STEP_FACTOR * predicted_step_seconds)
-    return Limits(phases={**PHASE_SECONDS, "step": step})
+    calls = patience or PatienceConfig()
+    return Limits(
+        phases={**PHASE_SECONDS, "step": step},
+        control_call=calls.control,
+        control_retries=calls.control_retries,
+    )
 
 
 def predicted_step_seconds(plan_json: Path) -> float:

@@ -97,7 +97,15 @@ class StartUp:
         crew, reports = self._crew, self._crew.reports.nodes
         for node, target in pairs:
             reports[node].reached = None
-            crew.fleet.send(node, messages.Reach(address=crew.plan.nodes[target].address, port=ports[target]))
+            crew.fleet.send(
+                node,
+                messages.Reach(
+                    address=crew.plan.nodes[target].address,
+                    port=ports[target],
+                    timeout=self._limits.control_call,
+                    retries=self._limits.control_retries,
+                ),
+            )
         finding = self._await(lambda: all(reports[node].reached for node, _ in pairs))
         answers = {pair: reports[pair[0]].reached for pair in pairs}
         self._ports = {**self._ports, **ports}

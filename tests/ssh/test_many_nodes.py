@@ -50,7 +50,7 @@ def test_32_nodes_are_ready_in_time(home, ssh_beds, tmp_path) -> None:
         port = heard[0].port
         heard.clear()
         for node in everyone - {0}:
-            fleet.send(node, messages.Reach(address=bed.address("node1"), port=port))
+            fleet.send(node, messages.Reach(address=bed.address("node1"), port=port, timeout=0.3, retries=3))
         runs.wait_for(lambda: all_said(messages.Reached, everyone - {0}), LIMIT_SECONDS, "all ways")
         assert {message.error for message in heard.values()} == {""}
         assert time.monotonic() - began < LIMIT_SECONDS

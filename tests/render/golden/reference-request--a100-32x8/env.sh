@@ -31,8 +31,14 @@ export CUDA_DEVICE_MAX_CONNECTIONS=1
 # The caching allocator can grow its segments, which leaves less memory in fragments.
 export PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True
 
+# Data plane: InfiniBand, or an error that says so; NCCL alone would quietly fall back to TCP.
+export NCCL_NET=IB
+
 # InfiniBand waits about 17 s for an answer before it gives up: a link flap ends no run.
 export NCCL_IB_TIMEOUT=22
 
 # The most retries that the hardware knows.
 export NCCL_IB_RETRY_CNT=7
+
+# Rings inside the nodes; across nodes also trees, whose latency grows with their logarithm only.
+export NCCL_ALGO=Ring,Tree
