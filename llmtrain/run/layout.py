@@ -53,6 +53,16 @@ class AttemptDir:
         """Trace of a rank's passes, for chrome://tracing and Perfetto."""
         return self.trace / f"rank-{rank:05d}.json"
 
+    @property
+    def post_mortem_json(self) -> Path:
+        """Why the attempt ended, for programs (`supervise/post_mortem.py`); only of one that failed."""
+        return self.path / "post_mortem.json"
+
+    @property
+    def post_mortem_text(self) -> Path:
+        """The same for people."""
+        return self.path / "post_mortem.txt"
+
     def rank_events(self, rank: int) -> Path:
         """Event file of a rank."""
         return self.events / f"rank-{rank:05d}.jsonl"

@@ -13,6 +13,7 @@ from llmtrain.events.schema import Found, Notice, RankStep, SlowRank
 from llmtrain.events.writer import EventWriter
 from llmtrain.run.layout import RunDir
 from llmtrain.supervise.attempt_plan import AttemptPlan, AttemptResult
+from llmtrain.supervise.causes import CLASSES
 from llmtrain.supervise.control import Control
 from llmtrain.supervise.crew import Crew
 from llmtrain.supervise.detect import Finding, detect, ended_well
@@ -20,6 +21,7 @@ from llmtrain.supervise.inquiry import Inquiry
 from llmtrain.supervise.limits import Limits
 from llmtrain.supervise.pace import Pace
 from llmtrain.supervise.policy import AttemptEnd
+from llmtrain.supervise.post_mortem import examine, write_post_mortem
 from llmtrain.supervise.standby import StandbyKeeper
 from llmtrain.supervise.start_up import StartUp
 from llmtrain.supervise.stragglers import roles
@@ -46,11 +48,14 @@ class AttemptRunner:
         when_orphaned: tuple[str, ...] = (),
         standby: StandbyKeeper,
         global_batch: int,
+        on_gpu: bool,
         pace: Pace | None = None,
     ) -> None:
         """`pace` is that of the attempt before."""
         self._plan, self._limits, self._control, self._writer = plan, limits, control, writer
+        self._run_id, self._attempt, self._on_gpu = run.run_id, run.attempt(plan.number), on_gpu
         self._standby = standby
+        self._found: list[Finding] = []
         waiting = standby.take(plan)
         self._is_warm = waiting is not None
         self._crew = waiting or Crew(run, plan, backend)
@@ -80,6 +85,7 @@ class AttemptRunner:
             finding = self._start() or self._watch()
             if finding is not None:
                 self._emit_finding(finding)
+                self._inquire(finding)
         finally:
             self._end_all(finding)
         return self._result(finding)
@@ -123,11 +129,33 @@ class AttemptRunner:
         return finding.is_echo and time.monotonic() - finding.at < SETTLE_SECONDS
 
     # ---- the end
-    def _end_all(self, finding: Finding | None) -> None:
-        if finding is not None and finding.kind == "hang":
+    def _inquire(self, finding: Finding) -> None:
+        """Have it said what every rank does, while that can still be seen."""
+        if finding.kind == "hang":
             self._crew.fleet.send_all(messages.DumpStacks())
             self._crew.wait(lambda: False, self._limits.stacks)
+        else:
+            self._inquiry.ask(self._limits.look)
+        crew = self._crew
+        others = detect(crew.state, crew.reports, self._limits, time.monotonic())
+        self._found = [finding, *(other for other in others if other.message != finding.message)]
+
+    def _end_all(self, finding: Finding | None) -> None:
         self._tear_down.end(in_order=finding is None, note=self._note)
+        if self._found:
+            self._write_post_mortem()
+
+    def _write_post_mortem(self) -> None:
+        crew = self._crew
+        try:
+            told = examine(
+                self._attempt, self._run_id, self._found, crew.reports, crew.state, on_gpu=self._on_gpu
+            )
+            path = write_post_mortem(self._attempt, told)
+        except OSError as error:
+            self._note(f"no post-mortem could be written: {error}")
+            return
+        self._note(f"{CLASSES[told.cause]}; post-mortem: {path}", level="info")
 
     def _note(self, text: str, level: str = "warning") -> None:
         self._writer.emit(Notice(message=text, level=level))

@@ -204,6 +204,7 @@ class Supervisor:
             when_orphaned=self._orphan_command(),
             standby=self._standby,
             global_batch=self._job.spec.recipe.batch.global_size,
+            on_gpu=self._job.spec.cluster.accelerator != "cpu",
             pace=self._pace,
         )
 

@@ -34,7 +34,7 @@ from tests.support import stand_in_runs as runs
 LAYOUTS = {8: launches.EIGHT_RANKS, 4: launches.FOUR_RANKS}
 PHASES = ("detect", "down", "start", "import+join", "load", "step")
 KILL_AFTER_STEP = 20
-STANDBY_READY_SECONDS = 60.0
+STANDBY_READY_SECONDS = 300.0
 
 
 def main() -> None:
