@@ -70,10 +70,12 @@ def shows_colour(stream: TextIO) -> bool:
     return not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb" and stream.isatty()
 
 
-def columns(header: Sequence[str], rows: Sequence[Sequence[str]], *, right: Iterable[int] = ()) -> str:
+def columns(
+    header: Sequence[str], rows: Sequence[Sequence[str]], *, right: Iterable[int] = (), bold: bool = True
+) -> str:
     """A table of aligned columns with two spaces between them.
 
-    Columns in `right` are aligned to the right.
+    Columns in `right` are aligned to the right; the header is bold where colours are shown.
     """
     flush_right = set(right)
     widths = [max(len(row[index]) for row in (header, *rows)) for index in range(len(header))]
@@ -84,7 +86,7 @@ def columns(header: Sequence[str], rows: Sequence[Sequence[str]], *, right: Iter
             for index, cell in enumerate(row)
         ]
         line = "  ".join(cells).rstrip()
-        lines.append(paint(line, "bold") if number == 0 else line)
+        lines.append(paint(line, "bold") if number == 0 and bold else line)
     return "\n".join(lines)
 
 

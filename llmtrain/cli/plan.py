@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -48,6 +49,10 @@ def _plan(
     against: Annotated[
         str | None, typer.Option(metavar="dp=8,tp=8,...", help="Compare plan 1 with this layout.")
     ] = None,
+    html: Annotated[
+        Path | None,
+        typer.Option("--html", metavar="FILE", help="Draw plan 1: nodes, stages, memory, schedule."),
+    ] = None,
     overrides: Overrides = None,
     as_json: Json = False,
 ) -> None:
@@ -64,12 +69,26 @@ def _plan(
     plan = make_plan(spec, layout=chosen, nodes=nodes, top=top)
     others = _others(recipe, cluster, overrides or [], what_if=what_if, against=against)
     counted = _verify(spec, plan) if verify else None
+    if html is not None:
+        _draw(html, spec, plan, nodes or spec.cluster.nodes)
     if as_json:
         console.emit_json(_document(plan, counted, others))
     else:
         paragraphs = _paragraphs(spec, plan, nodes or spec.cluster.nodes, counted, others, why=why)
         console.emit("\n\n".join(paragraphs))
     console.say_problems(plan.problems, word="warning")
+
+
+def _draw(path: Path, spec: JobSpec, plan: Plan, nodes: int) -> None:
+    from llmtrain.errors import UsageError
+    from llmtrain.observe.plan_page import plan_page
+    from llmtrain.run.atomic import write_atomic
+
+    try:
+        write_atomic(path, plan_page(spec, plan, nodes))
+    except OSError as error:
+        raise UsageError(f"cannot write {path}: {error.strerror}", where="--html") from error
+    console.say(f"wrote {path}")
 
 
 def _document(plan: Plan, counted: Counted | None, others: Sequence[tuple[str, Candidate]]) -> dict[str, Any]:

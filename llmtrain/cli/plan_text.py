@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import textwrap
 from typing import TYPE_CHECKING
 
 from llmtrain.cli.console import columns, paint
 from llmtrain.units import format_bytes, format_count, format_duration, plural
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from llmtrain.config.job import JobSpec
     from llmtrain.config.layout import Layout
     from llmtrain.plan.plan import Candidate, Plan, Rung
 
-_HEADER = ("", "LAYOUT", "MICRO", "STEP", "TOKENS/S/GPU", "MFU", "BUBBLE", "EXPOSED COMM.", "MEMORY/GPU")
+WIDTH = 80
+"""Columns that every terminal has."""
+_HEADER = ("", "LAYOUT", "MICRO", "STEP", "TOKENS/S/GPU", "MFU", "BUBBLE", "COMM.", "MEMORY/GPU")
 _RIGHT = (2, 3, 4, 5, 6, 7, 8)
 
 
@@ -40,7 +45,7 @@ def choice_text(plan: Plan) -> str:
         return ""
     other = "plan 2" if faster in plan.plans else layout_words(faster.layout)
     one, two = (candidate.predicted.step_seconds for candidate in (plan.plans[0], faster))
-    return (
+    return wrapped(
         f"Plan 1 is {_percent(one / two - 1)} slower than {other} ({one:.4g} s against {two:.4g} s): within "
         f"{100 * TIE:.0f} % of the fastest the simplest layout wins, then the one with least memory."
     )
@@ -74,16 +79,33 @@ def _title(spec: JobSpec, plan: Plan, nodes: int) -> str:
     gpus = nodes * cluster.gpus_per_node
     tokens = recipe.batch.global_size * recipe.model.sequence
     accelerator = cluster.accelerator if isinstance(cluster.accelerator, str) else cluster.accelerator.name
-    return (
-        f"{paint(recipe.name, 'bold')} on {paint(cluster.name, 'bold')}: "
-        f"{format_count(plan.model.parameters)} parameters, {format_count(tokens)} tokens a step, "
-        f"{gpus} x {accelerator} ({plural(nodes, 'node')})"
-    )
+    model = f"{format_count(plan.model.parameters)} parameters, {format_count(tokens)} tokens a step,"
+    where = f"{gpus} x {accelerator} ({plural(nodes, 'node')})"
+    length = len(f"{recipe.name} on {cluster.name}: {model} {where}")
+    head = f"{paint(recipe.name, 'bold')} on {paint(cluster.name, 'bold')}: {model}"
+    return f"{head}{' ' if length <= WIDTH else chr(10)}{where}"
 
 
 def _plans(plan: Plan) -> str:
     rows = [(str(number), *_cells(candidate)) for number, candidate in enumerate(plan.plans, start=1)]
-    return columns(_HEADER, rows, right=_RIGHT)
+    return fitted(_HEADER, rows, _RIGHT)
+
+
+def fitted(header: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[int]) -> str:
+    """A table whose second column, the layout, has a line of its own where all would be wider than WIDTH."""
+    whole = columns(header, rows, right=right)
+    if max(len(line) for line in columns(header, rows, right=right, bold=False).splitlines()) <= WIDTH:
+        return whole
+    numbers = columns(header[2:], [row[2:] for row in rows], right=[column - 2 for column in right])
+    names = [f"{row[0]}  {row[1]}" for row in rows]
+    names.insert(0, paint(f"{header[0] or ' '}  {header[1]}", "bold"))
+    pairs = zip(names, numbers.splitlines(), strict=True)
+    return "\n".join(f"{name}\n   {line}" for name, line in pairs)
+
+
+def wrapped(text: str) -> str:
+    """Plain text in lines of at most WIDTH."""
+    return textwrap.fill(text, WIDTH, break_on_hyphens=False)
 
 
 def _cells(candidate: Candidate) -> tuple[str, ...]:
@@ -109,7 +131,7 @@ def _best(spec: JobSpec, best: Candidate) -> str:
     length = format_duration(predicted.train_days * 86400)
     return (
         f"Plan 1: {format_count(steps)} steps take about {length}, {predicted.gpu_hours:,.1f} GPU hours.\n"
-        f"Fullest rank: {parts}."
+        + wrapped(f"Fullest rank: {parts}.")
     )
 
 
@@ -135,7 +157,7 @@ def _ladder(plan: Plan) -> str:
             )
         )
     header = ("NODES LEFT", "LAYOUT", "MICRO", "STEP", "MFU", "IDLE NODES")
-    return columns(header, rows, right=(2, 3, 4, 5))
+    return fitted(header, rows, (2, 3, 4, 5))
 
 
 def _stretches(ladder: tuple[Rung, ...]) -> list[list[Rung]]:

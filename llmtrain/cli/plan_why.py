@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from llmtrain.cli.console import columns, paint
-from llmtrain.cli.plan_text import choice_text, fastest, layout_words
+from llmtrain.cli.plan_text import choice_text, fastest, fitted, layout_words, wrapped
 from llmtrain.units import format_bytes, format_duration
 
 if TYPE_CHECKING:
@@ -138,14 +138,15 @@ def reliability_text(plan: Plan) -> str:
     """Failures, checkpoints, spares and the end of the training."""
     told = plan.reliability
     price = "" if told.price is None else f" Price: {told.price:,.0f}."
-    return (
-        f"{paint('Failures', 'bold')}: one every {format_duration(told.mtbf_seconds)}, "
+    text = wrapped(
+        f"Failures: one every {format_duration(told.mtbf_seconds)}, "
         f"{told.failures:.1f} in all; spare nodes that cover them: {told.spares}. Save every "
         f"{format_duration(told.checkpoint_interval)} ({format_bytes(told.checkpoint_bytes)} in "
-        f"{format_duration(told.checkpoint_seconds)}).\n"
+        f"{format_duration(told.checkpoint_seconds)}). "
         f"Goodput {_percent(told.goodput)}: {format_duration(told.days * 86400)} to the end. A copy of the "
         f"states takes {format_bytes(told.snapshot_bytes_per_node)} of host memory a node.{price}"
     )
+    return text.replace("Failures", paint("Failures", "bold"), 1)
 
 
 def proposals_text(plan: Plan) -> str:
@@ -167,7 +168,7 @@ def proposals_text(plan: Plan) -> str:
         )
     header = ("", "LAYOUT", "MICRO", "STEP", "MFU", "BUBBLE", "MEMORY/GPU")
     head = paint("Nearest to the request that work", "bold")
-    return f"{head}\n{columns(header, rows, right=(2, 3, 4, 5, 6))}"
+    return f"{head}\n{fitted(header, rows, (2, 3, 4, 5, 6))}"
 
 
 def _step(candidate: Candidate) -> float:

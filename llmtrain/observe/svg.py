@@ -10,7 +10,7 @@ from html import escape
 WIDTH, HEIGHT = 560, 240
 LEFT, RIGHT, TOP, BOTTOM = 64, 12, 12, 30
 TICKS = 5
-COLOURS = 7
+COLOURS = 8
 LARGEST = 1e30
 """Values beyond are drawn as gaps, like those that are not finite: they would flatten all others."""
 
@@ -71,6 +71,13 @@ def share_bar(title: str, shares: Sequence[tuple[str, float]], *, text: Callable
         x += width
     names = [f"{name} {text(value)} ({100 * value / total:.0f} %)" for name, value in known]
     return figure(title, _svg(parts, 34, title) + _legend(names))
+
+
+def time_unit(seconds: float) -> tuple[str, float]:
+    """The unit in which a span reads well, and its seconds."""
+    if seconds < 300:
+        return "seconds", 1.0
+    return ("minutes", 60.0) if seconds < 4 * 3600 else ("hours", 3600.0)
 
 
 def figure(title: str, body: str) -> str:

@@ -6,6 +6,7 @@ import re
 import shutil
 import subprocess
 from html.parser import HTMLParser
+from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
@@ -13,13 +14,27 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from llmtrain.cli.main import run as run_command
+from llmtrain.config.job import resolve
+from llmtrain.config.layout_text import parse_layout
 from llmtrain.events import schema
+from llmtrain.events.trace import Span, TracePlace, header_lines, span_lines
+from llmtrain.observe.plan_page import drawable, plan_page
 from llmtrain.observe.report import report_page
 from llmtrain.observe.svg import Axis, Series, bar_plot, line_plot, share_bar
+from llmtrain.observe.wording import bytes_text
+from llmtrain.plan.make import make_plan
+from llmtrain.plan.schedules import bubble_ratio
+from llmtrain.plan.timeline import timeline
 from tests.support.run_folder import LAYOUT, write_attempt
 from tests.support.sample_events import START, event
 
 VOID = {"meta", "br"}
+LAYOUTS = {
+    "1f1b": "dp=8,tp=8,pp=4,micro_batch=1,recompute=full",
+    "interleaved": "dp=8,tp=8,pp=4,vpp=2,micro_batch=1,recompute=full",
+    "zero-bubble": "dp=4,tp=8,pp=8,schedule=zero-bubble,micro_batch=1,sequence_parallel=true",
+    "no pipeline": "dp=32,tp=8,pp=1,zero=3,micro_batch=1,recompute=full",
+}
 
 
 class Page(HTMLParser):
@@ -130,16 +145,17 @@ def browser() -> str:
     pytest.skip("needs a browser: apt-get install chromium")
 
 
-def test_a_browser_draws_it(tell, tmp_path) -> None:
-    page, picture = tmp_path / "report.html", tmp_path / "report.png"
-    page.write_text(report_page(tell("restarted").view()), encoding="utf-8")
+def drawn(page: Path, folder: Path) -> None:
+    """A browser without a network draws a page and has nothing to complain about."""
+    picture = folder / f"{page.stem}.png"
     command = [
         browser(),
         "--headless",
         "--no-sandbox",
         "--disable-gpu",
         "--disable-dev-shm-usage",
-        f"--user-data-dir={tmp_path / 'profile'}",
+        "--proxy-server=127.0.0.1:9",  # nobody listens there
+        f"--user-data-dir={folder / 'profile'}",
         "--window-size=1200,2400",
         f"--screenshot={picture}",
         "--enable-logging=stderr",
@@ -149,3 +165,72 @@ def test_a_browser_draws_it(tell, tmp_path) -> None:
     assert picture.is_file(), done.stderr
     assert picture.read_bytes()[:8] == b"\x89PNG\r\n\x1a\n" and picture.stat().st_size > 20_000
     assert "CONSOLE" not in done.stderr, "the page has errors"
+
+
+def write_trace(run, *, stages: int = 2, micro_batches: int = 3) -> None:
+    """A traced step of the run's newest attempt, laid out as planned."""
+    attempt = run.attempt(run.attempt_numbers()[-1])
+    attempt.trace.mkdir(parents=True)
+    for stage in range(stages):
+        place = TracePlace(
+            rank=stage,
+            host="localhost",
+            pp=stage,
+            dp=0,
+            cp=0,
+            tp=0,
+            stages=stages,
+            schedule="1f1b",
+            chunks=1,
+            micro_batches=micro_batches,
+        )
+        slots = [slot for slot in timeline("1f1b", stages, 1, micro_batches).slots if slot.stage == stage]
+        spans = [
+            Span(s.done.work, 7, START + s.start / 10, START + s.stop / 10, s.done.chunk, s.done.micro_batch)
+            for s in slots
+        ]
+        attempt.rank_trace(stage).write_bytes(header_lines(place) + span_lines(place, spans))
+
+
+def test_the_traced_pipeline_is_drawn(tell) -> None:
+    told = tell("restarted")
+    assert "<h2>Pipeline</h2>" not in report_page(told.view())
+    write_trace(told.run)
+    text = report_page(told.view())
+    idle = 100 * bubble_ratio("1f1b", 2, 1, 3)
+    assert f"Step 7 of attempt 2 as it was: 1f1b, 3 micro-batches, {idle:.1f} % of the stages" in text
+    assert text.count("<title>forward of micro-batch") == 2 * 3
+    Page(text)
+
+
+def test_a_browser_draws_it(tell, tmp_path) -> None:
+    told, page = tell("degraded"), tmp_path / "report.html"
+    write_trace(told.run)
+    page.write_text(report_page(told.view()), encoding="utf-8")
+    drawn(page, tmp_path)
+
+
+def test_a_browser_draws_a_plan(capsys, tmp_path) -> None:
+    page = tmp_path / "plan.html"
+    arguments = ("plan", "llama-70b", "--cluster", "a100-32x8", "--layout", LAYOUTS["interleaved"])
+    assert run_command([*arguments, "--html", str(page)]) == 0
+    assert f"wrote {page}" in capsys.readouterr().err
+    drawn(page, tmp_path)
+    assert run_command([*arguments, "--html", str(page / "x")]) == 2
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_a_plan_page_holds_what_was_planned(name) -> None:
+    spec = resolve("llama-70b", "a100-32x8")
+    plan = make_plan(spec, layout=parse_layout(LAYOUTS[name], spec.recipe), top=1)
+    text = plan_page(spec, plan, 32)
+    page, best = Page(text), plan.plans[0]
+    assert not {"script", "link", "img"} & set(page.tags)
+    assert len(re.findall(r"<title>rank \d+: ", text)) == best.layout.world_size
+    assert len(re.findall(r">stage \d+: \d+ layers?<", text)) == best.layout.pp
+    assert bytes_text(best.predicted.memory.total) in text
+    if best.layout.pp > 1:
+        whole, count = drawable(best.layout, best.accumulation)
+        assert count == best.accumulation
+        assert whole.bubble_ratio == pytest.approx(best.predicted.bubble_ratio, abs=1e-9)
+        assert f"Schedule {best.layout.schedule}: {100 * whole.bubble_ratio:.1f} % of the stages" in text
