@@ -71,8 +71,8 @@ class SlurmBackend:
     def check(self, spec: JobSpec, run: RunDir, *, fewest: int | None = None) -> Sequence[Problem]:
         """Whether this is a place to submit from, and whether the partition exists."""
         if self._is_elsewhere:
-            folder, python = Path(self._cluster.storage.path), self._cluster.backend.python
-            if problems := problems_there(self._way, self._config.login, python, folder):
+            python = self._cluster.backend.python
+            if problems := problems_there(self._way, self._config.login, python, run):
                 return problems
         elif shutil.which("sbatch") is None:
             hint = "launch on a login node of the cluster, or load the module that brings SLURM's commands"

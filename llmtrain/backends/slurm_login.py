@@ -59,7 +59,7 @@ def way_to(login: str) -> Transport:
     return SshTransport(hosts[0], OpenSshConfig(SshConfig()))
 
 
-def problems_there(way: Transport, login: str, python: str, folder: Path) -> list[Problem]:
+def problems_there(way: Transport, login: str, python: str, run: RunDir) -> list[Problem]:
     """What keeps a job from being submitted there. Raises TransportError when it cannot be reached."""
     try:
         way.run(["sbatch", "--version"], timeout=30.0)
@@ -74,6 +74,10 @@ def problems_there(way: Transport, login: str, python: str, folder: Path) -> lis
         what = f"llmtrain {found}" if not done.exit_code else "no llmtrain"
         hint = f"`{python} -m pip install llmtrain=={__version__}` on {login}"
         return [Problem("backend.python", f"{python} on {login} has {what}, here it is {__version__}", hint)]
+    folder = run.path.parent
+    if way.run(["test", "-e", str(run.job_json)], timeout=30.0).exit_code == 0:
+        message = f"there is a run in {run.path} on {login} already"
+        return [Problem("", message, "choose another --run-dir: its name is the run's, also there")]
     done = way.run(["mkdir", "-p", "--", str(folder)], timeout=30.0)
     if done.exit_code:
         said = done.stderr.decode("utf-8", "replace").strip()

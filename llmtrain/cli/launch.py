@@ -14,8 +14,10 @@ from llmtrain.errors import ExitStatus
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from llmtrain.backends.base import Backend
     from llmtrain.config.cluster import ClusterProfile
     from llmtrain.render.scripts import RenderedJob
+    from llmtrain.run.job_file import JobFile
     from llmtrain.run.layout import RunDir
 
 
@@ -53,7 +55,7 @@ def _launch(
     from llmtrain.plan.supported import check_supported
     from llmtrain.render.scripts import render
     from llmtrain.run.job_file import JobFile
-    from llmtrain.supervise.create import create_run, discard_run, run_dir_for
+    from llmtrain.supervise.create import create_run, run_dir_for
 
     spec = resolve(recipe, cluster, overrides or [])
     plan = make_plan(spec)
@@ -69,7 +71,6 @@ def _launch(
         return ExitStatus.DONE
 
     from llmtrain.backends.registry import load_backend
-    from llmtrain.cli.attach import start_and_attach
     from llmtrain.cli.inputs import HERE, missing_inputs
     from llmtrain.errors import ConfigError
 
@@ -80,18 +81,36 @@ def _launch(
         raise ConfigError(problems)
     console.say_problems(plan.problems, word="warning")
     create_run(run, rendered)
-    if there is not None:
-        from llmtrain.backends.slurm_login import remote_of
-        from llmtrain.run.remote import write_remote
+    if there:
+        _note_where(run, spec.cluster)
+    # What happens on another machine's disks cannot be shown as it goes.
+    return _start(run, job, backend, detach=detach or there is not None, as_json=as_json)
 
-        write_remote(run, remote_of(spec.cluster, run))
+
+def _start(run: RunDir, job: JobFile, backend: Backend, *, detach: bool, as_json: bool) -> int:
+    """Start a run that is written; one that is refused leaves nothing behind."""
+    from llmtrain.cli.attach import start_and_attach
+    from llmtrain.errors import ConfigError
+    from llmtrain.supervise.create import discard_run
+
     try:
-        # What happens on another machine's disks cannot be shown as it goes.
-        return start_and_attach(run, job, backend, detach=detach or there is not None, as_json=as_json)
+        return start_and_attach(run, job, backend, detach=detach, as_json=as_json)
     except ConfigError:
         # The profile is frozen in the folder: it can only be launched anew, into a new one.
         discard_run(run)
         raise
+
+
+def _note_where(run: RunDir, cluster: ClusterProfile) -> None:
+    """Write down where a run lives that does not live here. Raises RunError."""
+    from llmtrain.backends.slurm_login import remote_of
+    from llmtrain.errors import RunError
+    from llmtrain.run.remote import write_remote
+
+    try:
+        write_remote(run, remote_of(cluster, run))
+    except OSError as error:
+        raise RunError(f"cannot be written: {error.strerror}", where=str(run.path)) from error
 
 
 def _login_folder(cluster: ClusterProfile) -> Callable[[ClusterProfile, RunDir], RunDir] | None:

@@ -12,6 +12,8 @@ from llmtrain.cli.options import Json
 from llmtrain.errors import CheckpointError, ConfigError, ExitStatus
 
 if TYPE_CHECKING:
+    from llmtrain.run.job_file import JobFile
+    from llmtrain.run.ladder_file import Allowance
     from llmtrain.run.layout import RunDir
     from llmtrain.run.record import RunRecord
 
@@ -51,7 +53,6 @@ def _resume(
     from llmtrain.render.scripts import render_scripts
     from llmtrain.run.find import find_run
     from llmtrain.run.job_file import read_job_file
-    from llmtrain.run.ladder_file import read_allowance
     from llmtrain.run.layout import RunDir
     from llmtrain.run.lease import refuse_if_supervised
     from llmtrain.run.record import read_record
@@ -71,17 +72,23 @@ def _resume(
         return ExitStatus.DONE
     if job.spec.cluster.storage.shared == "everywhere":
         _refuse_fresh(found, record)  # Elsewhere the checkpoints cannot be seen from here; the ranks look.
-    if nodes is None:
-        allowance = read_allowance(found)
-    else:
-        from llmtrain.supervise.allowance import allow_fewer
-
-        allowance = allow_fewer(found, job, nodes)
+    allowance = _allowance(found, job, nodes)
     if problems := backend.check(job.spec, found, fewest=fewest_nodes(job, record, allowance)):
         raise ConfigError(problems)
     found.stop_file.unlink(missing_ok=True)
     rewrite_scripts(found, render_scripts(job, found, python=sys.executable))
     return start_and_attach(found, job, backend, detach=detach, as_json=as_json)
+
+
+def _allowance(run: RunDir, job: JobFile, nodes: int | None) -> Allowance | None:
+    """How few nodes a person allows: now, or at an earlier time."""
+    if nodes is None:
+        from llmtrain.run.ladder_file import read_allowance
+
+        return read_allowance(run)
+    from llmtrain.supervise.allowance import allow_fewer
+
+    return allow_fewer(run, job, nodes)
 
 
 def _refuse_fresh(run: RunDir, record: RunRecord) -> None:
