@@ -143,8 +143,8 @@ def reliability_text(plan: Plan) -> str:
         f"{told.failures:.1f} in all; spare nodes that cover them: {told.spares}. Save every "
         f"{format_duration(told.checkpoint_interval)} ({format_bytes(told.checkpoint_bytes)} in "
         f"{format_duration(told.checkpoint_seconds)}). "
-        f"Goodput {_percent(told.goodput)}: {format_duration(told.days * 86400)} to the end. A copy of the "
-        f"states takes {format_bytes(told.snapshot_bytes_per_node)} of host memory a node.{price}"
+        f"Goodput {_percent(told.goodput)}: {format_duration(told.days * 86400)} to the end. Copies of the "
+        f"states take {format_bytes(told.host_bytes_per_node)} of host memory a node; {told.survives}.{price}"
     )
     return text.replace("Failures", paint("Failures", "bold"), 1)
 

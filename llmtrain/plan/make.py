@@ -55,7 +55,7 @@ def make_plan(
         evaluator, spec.recipe, search, found, nodes=cluster.nodes, usable=usable, lowest=lowest
     )
     size = model_size(spec.recipe.model)
-    failures = reliability(found.candidates[0], size.parameters, cluster)
+    failures = reliability(found.candidates[0], size.parameters, cluster, spec.recipe.checkpoint)
     return Plan(
         model=size,
         plans=tuple(evaluator.with_wire_bytes(candidate) for candidate in found.candidates[:top]),
@@ -143,10 +143,10 @@ def _remarks(
             "lower faults.node_loss_budget, or use recompute",
         )
     host = evaluator.machine.host_memory
-    if host is not None and not evaluator.machine.is_cpu and failures.snapshot_bytes_per_node > 0.5 * host:
+    if host is not None and not evaluator.machine.is_cpu and failures.host_bytes_per_node > 0.5 * host:
         yield Problem(
             "host memory",
-            f"a copy of a node's states takes {failures.snapshot_bytes_per_node / 1e9:.0f} GB, "
+            f"copies of a node's states take {failures.host_bytes_per_node / 1e9:.0f} GB, "
             f"more than half of {host / 1e9:.0f} GB",
-            "snapshots to host memory will not fit beside data loading",
+            "use fewer checkpoint.memory.copies, or checkpoint.incremental: 0",
         )

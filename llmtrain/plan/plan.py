@@ -148,6 +148,10 @@ class Reliability:
     """Days to the end, lost time included."""
     snapshot_bytes_per_node: float
     """Host memory that one copy of the states of a node's ranks takes."""
+    host_bytes_per_node: float
+    """Host memory of all copies at once: saves beside the training, and the memory tier."""
+    survives: str
+    """What may fail without a way back to the disk."""
     price: float | None
     """Of all accelerator hours, lost time and spares included."""
 

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 from math import exp, sqrt
 
+from llmtrain.config.checkpoint import CheckpointConfig
 from llmtrain.config.cluster import ClusterProfile
+from llmtrain.plan.host_memory import host_copies, replicas_of, survives
 from llmtrain.plan.plan import Candidate, Reliability
 
 DAY = 86400.0
@@ -18,7 +20,9 @@ _STATE_BYTES = 12.0
 _ENOUGH = 0.95
 
 
-def reliability(candidate: Candidate, parameters: int, cluster: ClusterProfile) -> Reliability:
+def reliability(
+    candidate: Candidate, parameters: int, cluster: ClusterProfile, checkpoint: CheckpointConfig
+) -> Reliability:
     """Return what failures make of a plan."""
     nodes = -(-candidate.layout.world_size // cluster.gpus_per_node)
     failures = cluster.failures
@@ -32,6 +36,7 @@ def reliability(candidate: Candidate, parameters: int, cluster: ClusterProfile) 
     price = None
     if cluster.gpu_hour_price is not None:
         price = cluster.gpu_hour_price * (nodes + spares) * cluster.gpus_per_node * days * 24.0
+    kept = replicas_of(checkpoint, candidate.layout, cluster.gpus_per_node)
     return Reliability(
         mtbf_seconds=between,
         failures=days * DAY / between,
@@ -42,6 +47,8 @@ def reliability(candidate: Candidate, parameters: int, cluster: ClusterProfile) 
         goodput=share,
         days=days,
         snapshot_bytes_per_node=saved / nodes,
+        host_bytes_per_node=saved / nodes * host_copies(checkpoint, kept.losable_nodes),
+        survives=survives(checkpoint, candidate.layout, cluster.gpus_per_node),
         price=price,
     )
 
