@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import time
@@ -42,6 +43,11 @@ def test_stopped_rank_is_named_and_the_run_goes_on(run: RunDir, tmp_path: Path) 
     assert f"rank {VICTIM} is stopped by a signal or a debugger" in found.payload.message
     slowest = max(event.payload.seconds for event in runs.events(run, "step_finished"))
     assert found.time - stopped_at < max(STEP_FLOOR, STEP_FACTOR * slowest) + LOOK_SECONDS
+    told = json.loads(run.attempt(1).post_mortem_json.read_text())
+    assert (told["cause"], told["rank"]) == ("hang", VICTIM)
+    assert told["ranks"][VICTIM]["state"] == "T" and told["collectives"]
+    with_stacks = {rank for group in told["stacks"] for rank in group["ranks"]}
+    assert with_stacks == set(range(4)) - {VICTIM}, "all but the one that is stopped wrote their stacks"
     ends = [(attempt.outcome, attempt.cause) for attempt in read_record(run).attempts]
     assert ends == [("failed", "hang"), ("completed", "")]
     runs.assert_nothing_left(run)
