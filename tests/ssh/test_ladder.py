@@ -85,9 +85,9 @@ def five(bed_home: Path, ssh_bed: SshBed, tmp_path: Path) -> Iterator[Callable[[
     """Launches a run with a replica on each of five nodes."""
     run = RunDir(tmp_path / "run")
 
-    def make() -> tuple[RunDir, subprocess.Popen[str]]:
+    def make(*overrides: str) -> tuple[RunDir, subprocess.Popen[str]]:
         profile = ssh_runs.write_profile(tmp_path / "bed.yaml", ssh_bed, nodes=5, per_node=1)
-        return run, launch(profile, run.path, "parallel.dp=5")
+        return run, launch(profile, run.path, "parallel.dp=5", *overrides)
 
     yield make
     ssh_bed.restore()
@@ -118,6 +118,22 @@ def test_a_lost_node_costs_a_rung_and_no_sample(five, ssh_bed, undisturbed) -> N
     assert record.lost_nodes == record.away == ("node4",)
     assert record.attempts[1].nodes == ("node1", "node2", "node3", "node5")
     assert runs.events(run, "restored")[-1].payload.step >= 4
+    assert_same_training(run, undisturbed)
+    ssh_bed.restore()
+    runs.assert_nothing_left(run)
+
+
+def test_a_lost_node_costs_few_steps_with_copies_in_other_nodes_memory(five, ssh_bed, undisturbed) -> None:
+    """The node's own memory is gone with it; the rung for four nodes goes on from what the others hold."""
+    run, launched = five("checkpoint.every_steps=1000", "checkpoint.memory.every_steps=4")
+    wait_for_step(run, 14, 1)
+    ssh_bed.fault("crash", "node4")
+    finish(launched, 0)
+    assert shapes(run) == [(5, 5), (4, 4)]
+    restored = runs.events(run, "restored")[-1].payload
+    assert restored.reason == "from the nodes' memory"
+    assert 0 <= read_record(run).attempts[0].reached_step - restored.step <= 10
+    assert read_attempt_file(run.attempt(2).attempt_json).snapshot == restored.checkpoint
     assert_same_training(run, undisturbed)
     ssh_bed.restore()
     runs.assert_nothing_left(run)
