@@ -191,6 +191,8 @@ class SshBackend:
         except BaseException:
             transport.close()
             raise
+        if (older := self._warm.pop(name, None)) is not None:
+            older.close()
         self._warm[name] = transport
         return report
 

@@ -51,7 +51,7 @@ def _doctor(
     later runs use convicted nodes last.
     """
     if cluster:
-        _whole_cluster(cluster, overrides or [], runs, quick=quick, as_json=as_json)
+        runs = _whole_cluster(cluster, overrides or [], runs, quick=quick, as_json=as_json)
     from llmtrain.observe.doctor import checks_table, diagnose
 
     diagnosis = diagnose(runs or Path("runs"))
@@ -65,12 +65,15 @@ def _doctor(
 
 def _whole_cluster(
     cluster: str, overrides: Sequence[str], runs: Path | None, *, quick: bool, as_json: bool
-) -> None:
+) -> Path:
+    """Look at all nodes and leave; of a cluster that is this machine, the folder of its runs."""
     from llmtrain.backends.registry import load_backend
     from llmtrain.config.load import load_profile
     from llmtrain.observe.cluster_doctor import diagnose_cluster, verdicts_table
 
     profile = load_profile(cluster, [text.removeprefix("cluster.") for text in overrides])
+    if profile.backend.kind == "local":
+        return runs or Path(profile.storage.path)
     folder = (runs or Path(profile.storage.path)).expanduser().absolute()
     console.say(f"looking at {profile.nodes} nodes" + ("" if quick else "; a minute or two for all pairs"))
     diagnosis = diagnose_cluster(profile, load_backend(profile), folder, quick=quick)

@@ -106,7 +106,7 @@ def test_shellcheck_finds_nothing() -> None:
 
 
 def run_node_script(
-    tmp_path: Path, job: JobFile, folder: str, python: str = "python"
+    tmp_path: Path, job: JobFile, folder: str, python: str = "python", **environment: str
 ) -> tuple[list[str], dict[str, str]]:
     """Run the rendered node script with a stand-in for Python; its arguments and environment."""
     run = RunDir(tmp_path / folder)
@@ -125,7 +125,7 @@ def run_node_script(
     out = tmp_path / "out.json"
     done = subprocess.run(
         ["bash", str(run.scripts / "node.sh"), "3", "1", "4", "2", "10.0.0.1", "29400"],
-        env={"PATH": os.environ["PATH"], "OUT": str(out), "HOME": str(tmp_path)},
+        env={"PATH": os.environ["PATH"], "OUT": str(out), "HOME": str(tmp_path), **environment},
         cwd=tmp_path,
         capture_output=True,
         text=True,
@@ -182,6 +182,21 @@ def test_profile_wins_over_what_the_template_sets(tmp_path: Path) -> None:
     job = with_environment(make_job("tiny", "local"), variables=variables)
     _, seen = run_node_script(tmp_path, job, "run-1")
     assert {name: seen[name] for name in variables} == variables
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [({}, "/a b:$(touch pwned)"), ({"PYTHONPATH": ""}, "/a b:$(touch pwned)"),
+     ({"PYTHONPATH": "/own:/'other"}, "/a b:$(touch pwned):/own:/'other")],
+)  # fmt: skip
+def test_pythonpath_is_added_to_and_never_replaced(
+    tmp_path: Path, before: dict[str, str], after: str
+) -> None:
+    job = with_environment(make_job("tiny", "local"), variables={"PYTHONPATH": "/a b:$(touch pwned)"})
+    _, seen = run_node_script(tmp_path, job, "run-1", **before)
+    assert seen["PYTHONPATH"] == after
+    _, seen = run_node_script(tmp_path, make_job("tiny", "local"), "run-2", **before)
+    assert seen.get("PYTHONPATH") == before.get("PYTHONPATH")
 
 
 @pytest.mark.parametrize("name", ["A B", "1A", "A-B", "A=1;touch pwned", "", "A\nB", "\u00c4"])
