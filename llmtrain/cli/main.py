@@ -28,6 +28,7 @@ COMMANDS = (
     "stop",
     "report",
     "tensorboard",
+    "wandb",
     "metrics",
     "dashboards",
     "doctor",

@@ -23,7 +23,7 @@ _RIGHT = (2, 3, 4, 5, 6, 7, 8)
 
 def plan_text(spec: JobSpec, plan: Plan, nodes: int) -> str:
     """Plans, the best one in detail, and the ladder."""
-    table = "\n".join(filter(None, (_plans(plan), choice_text(plan))))
+    table = "\n".join(filter(None, (_plans(plan), wrapped(choice_text(plan)))))
     blocks = [_title(spec, plan, nodes), table, _best(spec, plan.plans[0])]
     if len(plan.ladder) > 1:
         blocks.append(_ladder(plan))
@@ -45,7 +45,7 @@ def choice_text(plan: Plan) -> str:
         return ""
     other = "plan 2" if faster in plan.plans else layout_words(faster.layout)
     one, two = (candidate.predicted.step_seconds for candidate in (plan.plans[0], faster))
-    return wrapped(
+    return (
         f"Plan 1 is {_percent(one / two - 1)} slower than {other} ({one:.4g} s against {two:.4g} s): within "
         f"{100 * TIE:.0f} % of the fastest the simplest layout wins, then the one with least memory."
     )

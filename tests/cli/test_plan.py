@@ -87,7 +87,8 @@ def test_a_slower_plan_1_says_which_rule_chose_it(capsys: pytest.CaptureFixture[
     told = f"Plan 1 is {100 * (one / two - 1):.1f} % slower than {other} ({one:.4g} s against {two:.4g} s):"
     told += " within 2 % of the fastest the simplest layout wins, then the one with least memory."
     assert " ".join(paragraphs[1].split()).endswith(told), "right below the table"
-    [why] = [line for line in lines if line.startswith("Choice: ")]
+    [why] = [text for text in paragraphs if text.startswith("Choice: ")]
+    why = " ".join(why.split())
     assert told in why and "memory decides: 55.8 GB against 63.6 GB a GPU" in why
 
 
