@@ -29,8 +29,8 @@ def _wandb(
     ],
     project: Annotated[str, typer.Option(metavar="NAME", help="Project at Weights & Biases.")] = "llmtrain",
     out: Annotated[
-        Path, typer.Option(metavar="DIR", help="Folder for its files, and for what was told so far.")
-    ] = Path("wandb"),
+        Path, typer.Option(metavar="DIR", help="Its files go to DIR/wandb.")
+    ] = Path(),
     online: Annotated[bool, typer.Option("--online", help="Send at once; default: write files.")] = False,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the run ends.")] = False,
     runs: Runs = Path("runs"),
@@ -49,7 +49,7 @@ def _wandb(
         raise UsageError(f"cannot write below {out}: {error.strerror or error}", where="--out") from error
     except KeyboardInterrupt:
         raise typer.Exit(0) from None
-    console.say(f"told {told} steps" + ("" if online else f"; send them: wandb sync {out}/offline-run-*"))
+    console.say(f"told {told} steps" + ("" if online else f"; send them: wandb sync {out}/wandb/offline-run-*"))
 
 
 def _tell(run: RunDir, *, project: str, out: Path, online: bool, follow: bool) -> int:
@@ -57,7 +57,7 @@ def _tell(run: RunDir, *, project: str, out: Path, online: bool, follow: bool) -
     from llmtrain.observe.run_reader import RunReader
     from llmtrain.observe.tracker import rows
 
-    mark = out / f"{run.run_id}.told.json"
+    mark = out / "wandb" / f"{run.run_id}.told.json"
     reader, count = RunReader(run, whole=True), 0
     last = _last_told(mark)
     client = _client(run, project, out, online=online)
@@ -87,7 +87,7 @@ def _client(run: RunDir, project: str, out: Path, *, online: bool) -> Any:
         name=run.run_id,
         resume="allow",
         mode="online" if online else "offline",
-        dir=out.parent,
+        dir=out,
         config={"recipe": spec.get("spec", {}).get("recipe"), "layout": spec.get("layout")},
         settings=wandb.Settings(console="off", silent=True, x_disable_stats=True, x_disable_meta=True),
     )

@@ -76,7 +76,7 @@ def history(folder: Path) -> tuple[set[str], list[dict[str, float]]]:
 
 def test_weights_and_biases_has_one_run_without_doubles(capsys, tell, tmp_path) -> None:
     pytest.importorskip("wandb", reason="needs wandb: pip install 'llmtrain[wandb]'")
-    run, out = tell("restarted").run, tmp_path / "w" / "wandb"
+    run, out = tell("restarted").run, tmp_path / "w"
     command = ["wandb", str(run.path), "--out", str(out)]
     assert run_command(command) == 0
     assert "told 41 steps" in capsys.readouterr().err
@@ -86,8 +86,8 @@ def test_weights_and_biases_has_one_run_without_doubles(capsys, tell, tmp_path) 
     assert run_command(command) == 0
     assert "told 3 steps" in capsys.readouterr().err
     # Their own process may still be writing.
-    wait_for(lambda: len(history(out)[1]) >= 44, 60, "all rows")
-    ids, found = history(out)
+    wait_for(lambda: len(history(out / "wandb")[1]) >= 44, 60, "all rows")
+    ids, found = history(out / "wandb")
     assert ids == {"tiny-0003"}
     losses = {row["_step"]: row["training/loss"] for row in found if "training/loss" in row}
     assert sorted(losses) == list(range(1, 45))
