@@ -93,7 +93,9 @@ class ParallelConfig:
     schedule: Literal["1f1b", "interleaved", "zero-bubble"] | Auto = "auto"
     """Pipeline schedule."""
     recompute: Literal["none", "selective", "full"] | Auto = "auto"
-    """Activation checkpointing: selective recomputes the attention core only."""
+    """Activation checkpointing. `selective` keeps the results of the linear layers and of attention, and runs
+    norms, rotary positions and the activation function again; `full` keeps the inputs of layers.
+    """
     gradient_communication: Literal["fp32", "bf16", "fp16", "int8"] = "fp32"
     """Format that gradients are reduced over the replicas in; they are summed in FP32 in any case. `int8`:
     blocks of 128 with a scale each, and error feedback; 25.8 % of the bytes of `fp32`.

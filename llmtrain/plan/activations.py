@@ -35,13 +35,14 @@ def layer_activation_bytes(work: Workload, layout: Layout, machine: Machine, rec
     if recompute == "selective" and software.selective_recompute == "operators":
         kept = (2 * shape.heads + shape.kv_heads) * shape.head_dim + shape.ffn_hidden
         return element * (2 * hidden / shard + tokens * kept / layout.tp)
-    norms = 4 * element * hidden / shard
+    lean = recompute == "selective" and BOOKKEEPING[software.framework].lean_selective
+    norms = (2 if lean else 4) * element * hidden / shard
     masks = 2 * hidden / shard if software.dropout else 0.0
     return (
         norms
         + masks
         + _attention_bytes(work, layout, machine, recompute)
-        + _feed_forward(work, layout, machine)
+        + _feed_forward(work, layout, machine, lean=lean)
     )
 
 
@@ -67,13 +68,16 @@ def _attention_bytes(work: Workload, layout: Layout, machine: Machine, recompute
     total = element * tokens * kept / layout.tp
     if software.attention == "unfused":
         return total + (score_bytes(work, layout, machine) if core else 0.0)
-    return total + (4.0 * tokens * shape.heads / layout.tp if core else 0.0)
+    rows = core or (recompute == "selective" and habits.lean_selective)
+    return total + (4.0 * tokens * shape.heads / layout.tp if rows else 0.0)
 
 
-def _feed_forward(work: Workload, layout: Layout, machine: Machine) -> float:
+def _feed_forward(work: Workload, layout: Layout, machine: Machine, *, lean: bool) -> float:
+    """What the feed-forward block keeps; its up projections only where it is `lean`."""
     shape, habits = work.shape, BOOKKEEPING[machine.software.framework]
     element, tokens, hidden, shard = activation_sizes(work, layout)
-    width = (habits.gated_tensors if shape.gated else 2) * shape.ffn_hidden / layout.tp
+    tensors = habits.gated_tensors if shape.gated else 2
+    width = (tensors // 2 if lean else tensors) * shape.ffn_hidden / layout.tp
     if shape.experts == 1:
         return element * tokens * width
     routed = shape.experts_per_token

@@ -29,6 +29,9 @@ class Bookkeeping:
     """Whether what a pipeline rank has received and not yet used is counted."""
     backward_buffers: bool = False
     """Whether what one layer's backward pass makes is counted: whole inputs, gradients of activations."""
+    lean_selective: bool = False
+    """Whether selective recomputation runs norms, rotary positions and the activation function again, but not
+    the attention kernel."""
     half_gradients: bool = False
     """Whether half-precision gradients stay beside FP32 sums of them."""
     whole_vectors: bool = False
@@ -47,6 +50,7 @@ BOOKKEEPING: dict[str, Bookkeeping] = {
         receive_buffers=True,
         whole_vectors=True,
         backward_buffers=True,
+        lean_selective=True,
     ),
     "megatron": Bookkeeping(
         reduced_shard=False,

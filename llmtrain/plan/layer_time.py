@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from math import ceil
 
 from llmtrain.config.layout import Layout
+from llmtrain.plan.bookkeeping import BOOKKEEPING
 from llmtrain.plan.collectives import Group, all_reduce, all_to_all, group, scatter_or_gather
 from llmtrain.plan.kernels import Kernels
 from llmtrain.plan.machine import Machine
@@ -130,6 +131,8 @@ class BlockTimer:
             return products + core + streams, 3.0
         if layout.recompute == "none":
             return 0.0, 2.0
+        if BOOKKEEPING[software.framework].lean_selective:
+            return streams, 2.0
         return {
             "attention": (core, 2.0),
             "operators": (0.5 * products + streams, 2.5),

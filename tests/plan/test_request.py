@@ -54,7 +54,7 @@ def test_proposals_keep_the_degrees_and_the_limits():
         assert candidate.predicted.bubble_ratio <= 0.12
         assert candidate.predicted.memory.total <= 0.96 * 80e9
         assert candidate.predicted.error > 0
-    assert 0.45 < near.predicted.mfu < 0.60
+    assert 0.45 < near.predicted.mfu < 0.62
 
 
 def test_the_shipped_recipe_plans_and_says_the_same():

@@ -7,6 +7,8 @@ Activations are [s, b, h], or [s/n, b, h] between the linear layers under sequen
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -16,6 +18,7 @@ from torch.utils.checkpoint import checkpoint
 from llmtrain.config.model import ModelConfig
 from llmtrain.engine.model.layers import ColumnLinear, RowLinear
 from llmtrain.engine.model.norms import HeadNorm, Norm
+from llmtrain.engine.model.recompute import activation, lean_activation, made_again
 from llmtrain.engine.model.rope import rotate
 from llmtrain.engine.parallel.collectives import TensorParallel
 
@@ -56,36 +59,49 @@ class Attention(nn.Module):
         itself."""
         packed = self.qkv(inputs)
         heads = packed.view(*packed.shape[:2], self.heads + 2 * self.kv_heads, self.head_dim)
-        if self.recompute:
-            mixed = checkpoint(self._core, heads, table, mask, use_reentrant=False, preserve_rng_state=False)
-        else:
-            mixed = self._core(heads, table, mask)
-        return self.out(mixed)
-
-    def _core(self, heads: Tensor, table: RotaryTable | None, mask: Tensor | None) -> Tensor:
-        """[s, b, q + 2k, d] -> [s, b, q d]."""
         query, key, value = heads.split((self.heads, self.kv_heads, self.kv_heads), dim=2)
-        if self.q_norm is not None and self.k_norm is not None:
-            query, key = self.q_norm(query), self.k_norm(key)
-        if table is not None:
-            query, key = rotate(query, table), rotate(key, table)
-        mixed = F.scaled_dot_product_attention(
-            query.permute(1, 2, 0, 3),
-            key.permute(1, 2, 0, 3),
-            value.permute(1, 2, 0, 3),
-            attn_mask=mask,
-            is_causal=mask is None,
-            enable_gqa=self.heads != self.kv_heads,
-        )
-        return mixed.permute(2, 0, 1, 3).flatten(2)
+        turned = self._turn(query, self.q_norm, table), self._turn(key, self.k_norm, table)
+        if not self.recompute:
+            return self.out(_in_order(_attend(*turned, value, mask)))
+        kept = query.detach(), key.detach()
+        with made_again(
+            (turned[0], lambda: self._turn(kept[0], self.q_norm, table)),
+            (turned[1], lambda: self._turn(kept[1], self.k_norm, table)),
+        ):
+            mixed = _attend(*turned, value, mask)
+        ordered, result = _in_order(mixed), mixed.detach()
+        with made_again((ordered, lambda: _in_order(result))):
+            return self.out(ordered)
+
+    def _turn(self, heads: Tensor, norm: HeadNorm | None, table: RotaryTable | None) -> Tensor:
+        """Normed and rotated queries or keys, [s, b, heads, d]."""
+        normed = heads if norm is None else norm(heads)
+        return normed if table is None else rotate(normed, table)
+
+
+def _attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Tensor:
+    """Fused causal attention of [s, b, heads, d] -> [b, q, s, d]."""
+    return F.scaled_dot_product_attention(
+        query.permute(1, 2, 0, 3),
+        key.permute(1, 2, 0, 3),
+        value.permute(1, 2, 0, 3),
+        attn_mask=mask,
+        is_causal=mask is None,
+        enable_gqa=query.shape[2] != key.shape[2],
+    )
+
+
+def _in_order(mixed: Tensor) -> Tensor:
+    """[b, q, s, d] -> [s, b, q d]."""
+    return mixed.permute(2, 0, 1, 3).flatten(2)
 
 
 class FeedForward(nn.Module):
     """GELU (tanh form) or SwiGLU between two linear layers; gate and up are one GEMM."""
 
-    def __init__(self, model: ModelConfig, name: str, tp: TensorParallel) -> None:
+    def __init__(self, model: ModelConfig, name: str, tp: TensorParallel, *, recompute: bool) -> None:
         super().__init__()
-        self.gated = model.activation == "swiglu"
+        self.gated, self.recompute = model.activation == "swiglu", recompute
         width = int(model.ffn_hidden or 0)
         parts = ("gate", "up") if self.gated else ("up",)
         self.into = ColumnLinear(
@@ -107,27 +123,30 @@ class FeedForward(nn.Module):
     def forward(self, inputs: Tensor) -> Tensor:
         """[s, b, h] -> [s, b, h]."""
         wide = self.into(inputs)
-        if self.gated:
-            gate, up = wide.chunk(2, dim=-1)
-            return self.down(F.silu(gate) * up)
-        return self.down(F.gelu(wide, approximate="tanh"))
+        if not self.recompute:
+            return self.down(activation(wide, gated=self.gated))
+        inner, kept = lean_activation(wide, gated=self.gated), wide.detach()
+        with made_again((inner, lambda: activation(kept, gated=self.gated))):
+            return self.down(inner)
 
 
 class Block(nn.Module):
     """One layer of the model."""
 
     def __init__(self, model: ModelConfig, layer: int, tp: TensorParallel, recompute: str) -> None:
-        """`recompute` is the layout's: none, selective (attention core) or full (the whole block)."""
+        """`recompute` is the layout's: none, selective (all but the linear layers) or full (the whole
+        block)."""
         super().__init__()
         name = f"layers.{layer}"
-        partial = tp.sequence_parallel
-        self.recompute = recompute == "full"
+        parts = tp.sequence_parallel
+        self.recompute, selective = recompute == "full", recompute == "selective"
+        self.selective = selective
         self.dtype: torch.dtype | None = None
         """Format that it computes in, when that is not the activations'; its weights must be of it."""
-        self.attention_norm = Norm(model, f"{name}.attention_norm", partial_over_tp=partial)
-        self.attention = Attention(model, f"{name}.attention", tp, recompute=recompute == "selective")
-        self.ffn_norm = Norm(model, f"{name}.ffn_norm", partial_over_tp=partial)
-        self.ffn = FeedForward(model, f"{name}.ffn", tp)
+        self.attention_norm = Norm(model, f"{name}.attention_norm", partial_over_tp=parts)
+        self.attention = Attention(model, f"{name}.attention", tp, recompute=selective)
+        self.ffn_norm = Norm(model, f"{name}.ffn_norm", partial_over_tp=parts)
+        self.ffn = FeedForward(model, f"{name}.ffn", tp, recompute=selective)
 
     def forward(self, inputs: Tensor, table: RotaryTable | None, mask: Tensor | None = None) -> Tensor:
         """[s, b, h] -> [s, b, h]; `mask` as `Attention`'s."""
@@ -141,8 +160,16 @@ class Block(nn.Module):
         return hidden if self.dtype is None else hidden.to(inputs.dtype)
 
     def _layer(self, inputs: Tensor, table: RotaryTable | None, mask: Tensor | None) -> Tensor:
-        inputs = inputs + self.attention(self.attention_norm(inputs), table, mask)
-        return inputs + self.ffn(self.ffn_norm(inputs))
+        attention = partial(self.attention, table=table, mask=mask)
+        inputs = inputs + self._after_norm(self.attention_norm, attention, inputs)
+        return inputs + self._after_norm(self.ffn_norm, self.ffn, inputs)
+
+    def _after_norm(self, norm: Norm, work: Callable[[Tensor], Tensor], inputs: Tensor) -> Tensor:
+        if not self.selective:
+            return work(norm(inputs))
+        normed, kept = norm(inputs), inputs.detach()
+        with made_again((normed, lambda: norm(kept))):
+            return work(normed)
 
 
 def residual_std(model: ModelConfig) -> float:
