@@ -26,7 +26,7 @@ class CheckpointConfig:
     """Steps between two full checkpoints; default: none by step."""
     every: Duration = 1800.0
     """Seconds between two checkpoints (duration, e.g. `30m`); 0 switches the timer off."""
-    incremental: NaturalInt = 7
+    incremental: NaturalInt = 3
     """Checkpoints by the timer that may follow a full one as changed bytes only; 0: all are full."""
     keep: PositiveInt = 3
     """Newest full checkpoints kept; at least 1. Incremental ones go when a full one follows them."""

@@ -24,7 +24,7 @@ from llmtrain.run.checkpoints.folder import Checkpoint, parse_name
 from llmtrain.run.checkpoints.manifest import Base, CheckpointInfo, manifest_digest
 from llmtrain.run.checkpoints.shard import PieceHead, discard_shard, write_delta_shard, write_shard
 
-PAYS = 0.9
+PAYS = 0.85
 """An incremental checkpoint of more than this share of a full one is not worth its chain: a full one is
 written in its place."""
 
