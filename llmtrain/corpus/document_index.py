@@ -16,6 +16,8 @@ from llmtrain.errors import CorpusError
 
 KEPT = 1 << 15
 """Positions kept in memory."""
+FEWEST = 64
+"""Positions read at a time: one system call costs more than a few positions too many."""
 SPREAD = 16
 """Sequences a document up to which the pointers of all are read at once."""
 
@@ -63,7 +65,7 @@ class DocumentIndex:
         return found
 
     def _block(self, start: int) -> NDArray[np.int64]:
-        count = min(self._stride, self._bounds.documents + 1 - start)
+        count = min(max(self._stride, FEWEST), self._bounds.documents + 1 - start)
         if self._stride == 1:
             return self._kept[start:]
         return self._bounds.read(start, count)

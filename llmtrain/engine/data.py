@@ -39,7 +39,7 @@ class Batch:
     def loss_scale(self, micro_batch: int) -> float:
         """Factor of each micro-batch's mean over all its places that makes the sum over all micro-batches of
         the step the mean over its predicted tokens."""
-        return micro_batch * self.tokens.shape[1] / self.predicted
+        return micro_batch * self.tokens.shape[1] / max(1, self.predicted)  # Documents of one token each.
 
     def map(self, change: Callable[[Tensor], Tensor]) -> Batch:
         """The batch with its tensors changed: pinned, or moved to a device."""

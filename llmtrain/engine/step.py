@@ -206,7 +206,7 @@ def validate(parts: Parts) -> ValidationLoss | None:
     sums = parts.groups.world.all_reduce(totals).tolist()
     shares = zip(sums, held_out.predicted, strict=True)
     return ValidationLoss(
-        loss=sum(sums) / sum(held_out.predicted),
+        loss=sum(sums) / max(1, sum(held_out.predicted)),
         corpora=tuple(total / tokens if tokens else None for total, tokens in shares),
     )
 
