@@ -1,6 +1,6 @@
 """Injected faults x layouts: none reaches the weights, the training ends as without it, each is told.
 
-The whole table needs `LLMTRAIN_TESTS_ALL_FAULTS=1`; otherwise a sample runs, with every kind of fault and axis.
+The whole table needs `LLMTRAIN_TESTS_ALL_FAULTS=1`; otherwise a sample runs, with every kind of fault.
 """
 
 from __future__ import annotations
