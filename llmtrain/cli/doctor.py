@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -12,8 +12,6 @@ from llmtrain.cli.options import Json, Overrides
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-
-    from rich.table import Table
 
     from llmtrain.errors import Problem
 
@@ -90,7 +88,7 @@ def _hint(reason: Problem) -> str:
     return f"{reason.where}: {reason.message}\n  hint: {reason.hint}"
 
 
-def _show(table: Table, hints: Sequence[str], verdict: str) -> None:
+def _show(table: Any, hints: Sequence[str], verdict: str) -> None:
     from llmtrain.observe.terminal import make_console, print_view
 
     print_view(make_console(), table)

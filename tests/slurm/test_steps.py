@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -18,6 +20,7 @@ from llmtrain.config.load import load_profile
 from llmtrain.transport.base import Completed, TransportError
 from llmtrain.transport.local import LocalTransport
 from llmtrain.transport.srun import SrunTransport, StepSettings
+from tests.slurm.conftest import PROFILE
 from tests.support.slurm_beds import SlurmBed
 
 ALWAYS = [
@@ -205,3 +208,23 @@ def test_a_step_starts_beside_another_one(job: str) -> None:
     finally:
         holder.kill()
         holder.wait()
+
+
+@pytest.mark.e2e
+def test_the_doctor_looks_at_the_nodes_of_a_job(
+    job: str, slurm_bed: SlurmBed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bed = tmp_path / "bed.yaml"
+    bed.write_text(PROFILE.format(storage=tmp_path / "runs"))
+    command = [sys.executable, "-m", "llmtrain", "doctor", "--cluster", bed, "--quick", "--json"]
+    outside = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert outside.returncode == 1 and "salloc --nodes=N llmtrain doctor" in outside.stderr
+    slurm_bed.slurm("scontrol", "update", "nodename=node4", "state=down", "reason=test")
+    monkeypatch.setenv("SLURM_JOB_ID", job)
+    monkeypatch.setenv("SLURM_JOB_NODELIST", "node[1-4]")
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    found = json.loads(done.stdout)
+    assert (done.returncode, found["ok"]) == (1, False)
+    verdicts = {each["node"]: each["verdict"] for each in found["nodes"]}
+    assert all(verdicts.pop(name) in ("fit", "warning") for name in ("node1", "node2", "node3"))
+    assert verdicts.get("node4", "unreachable") == "unreachable"
