@@ -87,6 +87,11 @@ def test_a_lost_node_costs_a_rung_and_the_status_says_so(make: Callable[..., Run
     assert document["attempts"][1]["rung"] == 4
     assert document["attempts"][1]["membership"] == second.membership
     assert any("for 4 nodes, n4 lost" in moment["text"] for moment in document["events"])
+    assert {entry["node"]: entry["state"] for entry in document["members"]} == {
+        **dict.fromkeys(("n1", "n2", "n3", "n5"), "healthy"),
+        "n4": "quarantined",
+    }
+    assert document["attempts"][0]["cost_seconds"] > 0
 
 
 def test_two_nodes_lost_at_once_then_a_spare_of_the_rung(make: Callable[..., RunDir]) -> None:

@@ -165,5 +165,5 @@ class BreakableTransport(LocalTransport):
 if __name__ == "__main__":
     registry.BACKENDS["local"] = "tests.support.breakable:BreakableNodes"
     limits_for = supervisor.limits_for
-    supervisor.limits_for = lambda seconds: replace(limits_for(seconds), quarantine=float(sys.argv[2]))
+    supervisor.limits_for = lambda *given: replace(limits_for(*given), quarantine=float(sys.argv[2]))
     sys.exit(supervisor.main(sys.argv[1:2]))
