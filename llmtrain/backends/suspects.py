@@ -109,7 +109,7 @@ def _slow_nodes(found: Measurements) -> Iterator[Suspicion]:
     usual = median(best.values())
     for node, bandwidth in best.items():
         if bandwidth == 0.0:
-            why = next(why for pair, why in found.errors.items() if node in pair)
+            why = next((why for pair, why in found.errors.items() if node in pair), "no answer")
             yield Suspicion(nodes=(node,), why=f"no all-reduce with any other node works: {why}")
         elif bandwidth < SLOW_NODE[found.device] * usual:
             speed = f"{bandwidth / 1e6:.3g} MB/s, the others {usual / 1e6:.3g} MB/s"

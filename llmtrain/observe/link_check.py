@@ -46,6 +46,8 @@ class LinkCheck:
         self._pairs: dict[Pair, float] = {}
         self._errors: dict[Pair, str] = {}
         self._device = "cpu"
+        self._ended: dict[str, str] = {}
+        """Nodes whose test has ended or fell silent on the way, and how."""
 
     def run(self) -> tuple[Measurements, list[Suspicion], dict[str, str]]:
         """Measure all, and suspects once more: (rates, who is slow, node -> why its test did not start)."""
@@ -54,6 +56,7 @@ class LinkCheck:
             stack.callback(self._close)
             _, failed = self._for_all(partial(self._start, folder), list(self._nodes), START_SECONDS)
             names = [name for name in self._nodes if name not in failed]
+            self._ended.clear()
             self._measure_products(names)
             for pairing in rounds(names, MOST_ROUNDS):
                 self._measure_pairs(pairing)
@@ -61,12 +64,13 @@ class LinkCheck:
                 if not self._ask_again(names):
                     break
         found = self._found()
-        return found, suspicions(found), {name: str(error) for name, error in failed.items()}
+        unfit = {name: str(error) for name, error in failed.items()} | self._ended
+        return found, suspicions(found), unfit
 
     def _found(self) -> Measurements:
-        return Measurements(
-            device=self._device, products=self._products, pairs=self._pairs, errors=self._errors
-        )
+        """Without the pairs of nodes whose test has ended: that is no link's fault."""
+        pairs = {pair: rate for pair, rate in self._pairs.items() if not self._ended.keys() & set(pair)}
+        return Measurements(device=self._device, products=self._products, pairs=pairs, errors=self._errors)
 
     def _ask_again(self, names: Sequence[str]) -> bool:
         """A further opinion on everybody suspect, against nodes that are not: the better result counts, since
@@ -75,7 +79,8 @@ class LinkCheck:
         suspects = list(dict.fromkeys(name for each in suspicions(found) for name in each.nodes))
         best = best_pairs(found)
         trusted = sorted(
-            (name for name in names if name not in suspects), key=lambda name: -best.get(name, 0)
+            (name for name in names if name not in (*suspects, *self._ended)),
+            key=lambda name: -best.get(name, 0),
         )
         if not suspects:
             return False
@@ -170,6 +175,7 @@ class LinkCheck:
             except queue.Empty:
                 break
             if line is None:
+                self._ended[name] = "its test of nodes and links has ended by itself"
                 raise TransportError(f"{name}: its test has ended")
             try:
                 answer = json.loads(line)
@@ -179,6 +185,7 @@ class LinkCheck:
                 return answer
         # What it says later would be taken for the answer to another question.
         self._channels[name].kill()
+        self._ended[name] = f"its test of nodes and links did not answer within {seconds:g} s"
         raise TransportError(f"{name}: no answer within {seconds:g} s")
 
     def _for_all(self, work: Any, keys: Sequence[Any], seconds: float = 3 * ANSWER_SECONDS) -> Any:

@@ -15,6 +15,7 @@ from tests.support.launches import STEPS
 
 pytestmark = pytest.mark.e2e
 
+FAILURE = {"rank": 1, "step": 2, "attempts": [1, 2, 3], "class": "user_code"}
 STATUS_KEYS = {
     *("schema", "run", "state", "step", "steps", "loss", "validation_loss", "tokens_per_second"),
     *("seconds_per_step", "planned_seconds_per_step", "eta_seconds", "layout", "ranks", "lost_nodes"),
@@ -82,7 +83,7 @@ def test_a_killed_rank_costs_one_attempt(place: Place) -> None:
 
 def test_stop_saves_and_what_is_started_again_goes_on(place: Place) -> None:
     run = place.make("stopped", steps=40, step_seconds=0.2)
-    place.submit(run)
+    handle = place.submit(run)
     runs.wait_for(lambda: runs.step_reached(run, 3), 90, "step 3")
     _, talk = place.command("stop", run.path)
     assert "stopped as asked; newest checkpoint: step" in talk
@@ -92,6 +93,7 @@ def test_stop_saves_and_what_is_started_again_goes_on(place: Place) -> None:
     runs.wait_for(lambda: not leftovers(run.path), 30, "everything to leave")
     assert not run.requeues.exists(), "no scheduler undoes a person's stop"
 
+    place.wait_gone(run, handle)
     behaviour = json.loads((run.path / "behaviour.json").read_text())
     (run.path / "behaviour.json").write_text(json.dumps({**behaviour, "steps": record.reached_step + 3}))
     place.submit(run)
@@ -101,9 +103,7 @@ def test_stop_saves_and_what_is_started_again_goes_on(place: Place) -> None:
 
 
 def test_failing_user_code_ends_the_run_with_its_words(place: Place) -> None:
-    run = place.make(
-        "failing", steps=9, fail={"rank": 1, "step": 2, "attempts": [1, 2, 3], "class": "user_code"}
-    )
+    run = place.make("failing", steps=9, no_checkpoints=True, fail=FAILURE)
     place.submit(run)
     record = ended(run)
     assert record.exit_status == 1

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from llmtrain import __version__
-from llmtrain.backends.base import JobHandle
+from llmtrain.backends.base import JobHandle, JobState
 from llmtrain.backends.registry import load_backend
 from llmtrain.config.job import resolve
 from llmtrain.plan.document import plan_document
@@ -93,6 +93,12 @@ class Place:
         """What launch and resume do once all is written and checked."""
         job = read_job_file(run.job_json)
         return load_backend(job.spec.cluster).submit(run, job)
+
+    def wait_gone(self, run: RunDir, handle: JobHandle) -> None:
+        """Wait until what was submitted has left, for a scheduler some seconds after the run's own end."""
+        backend = load_backend(read_job_file(run.job_json).spec.cluster)
+        alive = (JobState.PENDING, JobState.RUNNING)
+        runs.wait_for(lambda: backend.poll(handle).state not in alive, 90, f"{handle} to end")
 
     def kill_rank(self, run: RunDir, rank: int) -> None:
         """SIGKILL a rank of the newest attempt, on whatever machine it runs."""
