@@ -100,7 +100,8 @@ def main() -> None:
             ratios.append((ours / whole, ours / fast))
             print(
                 f"round {number}: encode_batch {whole:.2f} s, encode_batch_fast {fast:.2f} s, "
-                f"prepare {ours:.2f} s of CPU; {megabytes / ours:.2f} MB/s a core; {tokens:,} and {written:,} tokens",
+                f"prepare {ours:.2f} s of CPU; {megabytes / ours:.2f} MB/s a core; "
+                f"{tokens:,} and {written:,} tokens",
                 flush=True,
             )
         to_whole, to_fast = (statistics.median(column) for column in zip(*ratios, strict=True))
