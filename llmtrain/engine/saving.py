@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from llmtrain.engine.build import Parts
@@ -12,11 +13,12 @@ from llmtrain.engine.checkpoint.load import load_pieces
 from llmtrain.engine.checkpoint.memory import MemorySnapshots
 from llmtrain.engine.checkpoint.pieces import Piece, Ranks
 from llmtrain.engine.checkpoint.save import save_checkpoint
+from llmtrain.engine.continuity import ContinuityError, check_probe, note_probe
 from llmtrain.engine.failures import RestoreError
 from llmtrain.engine.memory_tier import MemoryTier
 from llmtrain.engine.numerics.state import fresh_state, saved_state
 from llmtrain.engine.state import Progress, checkpoint_info, progress_of, state_pieces
-from llmtrain.errors import CheckpointError
+from llmtrain.errors import CheckpointError, Problem
 from llmtrain.run.checkpoints import (
     Checkpoint,
     CheckpointInfo,
@@ -60,6 +62,7 @@ class CheckpointFolder:
         What gradient compression still owes is no part of it, so that no layout is bound to it: it is dropped
         now, and a run that goes on computes what a resumed one does."""
         self._parts.buckets.forget_errors()
+        note_probe(self._parts, progress.extra)
         return checkpoint_info(self._parts.recipe, self._run_id, self._parts.layout, progress)
 
     def save(self, progress: Progress) -> Checkpoint:
@@ -79,13 +82,13 @@ class CheckpointFolder:
 
     def in_background(self) -> BackgroundSaves:
         """Saves beside the training; to be called by all ranks together."""
-        ranks = beside(self._ranks, "save")
+        config = self._parts.recipe.checkpoint
         return BackgroundSaves(
             self._root,
             self.pieces,
-            ranks,
+            beside(self._ranks, "save"),
             writer=self._writer,
-            incremental=self._parts.recipe.checkpoint.incremental,
+            incremental=config.incremental if config.every else 0,  # only those by the clock may be
         )
 
     def in_memory(self) -> MemorySnapshots | None:
@@ -116,16 +119,27 @@ class CheckpointFolder:
             raise RestoreError(error) from error
 
     def _restore(self, restore: str) -> tuple[Progress, str | None, str]:
-        parts, lost = self._parts, ""
+        lost = ""
         snapshot = "" if self.memory is None else self.memory.take_snapshot_to_restore()
         if self.memory is not None and snapshot:
             try:
                 manifest = self.memory.restore(snapshot, self.pieces, self._ranks, self._check)
+                return self._go_on_from(manifest, Path(snapshot)), snapshot, FROM_MEMORY
             except CheckpointError as error:
                 lost = f"; {error}"
-            else:
-                return self._go_on_from(manifest, Path(snapshot)), snapshot, FROM_MEMORY
-        name, reason = self._choose(restore)
+        rejected: dict[str, Sequence[Problem]] = {}
+        while True:
+            try:
+                return self._restore_from_disk(restore, rejected, lost)
+            except ContinuityError as error:  # on all ranks alike
+                name = Path(error.problems[0].where).name
+                rejected[name] = error.problems
+
+    def _restore_from_disk(
+        self, restore: str, rejected: Mapping[str, Sequence[Problem]], lost: str
+    ) -> tuple[Progress, str | None, str]:
+        parts = self._parts
+        name, reason = self._choose(restore, rejected)
         reason += lost
         if not name:
             parts.buckets.initialise(parts.recipe.train.seed)
@@ -149,9 +163,10 @@ class CheckpointFolder:
         parts.buckets.publish()
         state = saved_state(parts.recipe, progress.extra, progress.step, str(where))
         parts.guard.resume(state, progress.step)
+        check_probe(parts, progress.extra, str(where))
         return progress
 
-    def _choose(self, restore: str) -> tuple[str, str]:
+    def _choose(self, restore: str, rejected: Mapping[str, Sequence[Problem]]) -> tuple[str, str]:
         """Name of the checkpoint to load, "" for none, and why; the same on all ranks.
 
         Model, seed and data cursor are compared when it is loaded. The recipe's digest is not: a longer
@@ -163,5 +178,5 @@ class CheckpointFolder:
                     "the attempt is to start fresh, but the run has checkpoints", where=str(self._root)
                 )
             return "", "first attempt"
-        name, reason = choose_checkpoint(self._root, self._ranks, run_id=self._run_id)
+        name, reason = choose_checkpoint(self._root, self._ranks, run_id=self._run_id, rejected=rejected)
         return name, reason if name else "the run has not committed a checkpoint yet"

@@ -19,7 +19,7 @@ def host_copies(checkpoint: CheckpointConfig, copies: int) -> int:
     memory tier one that is on its way there, and all that lies there: each node keeps as many copies of
     others' states as it gives.
     """
-    to_disk = 2 if checkpoint.incremental else 1
+    to_disk = 2 if checkpoint.incremental and checkpoint.every else 1
     if checkpoint.memory.every_steps is None:
         return to_disk
     return to_disk + 1 + GENERATIONS * (1 + copies)

@@ -4,6 +4,7 @@ attempt goes on from, what idle nodes must give for it, and their end."""
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -35,6 +36,7 @@ class NodeMemory:
         also with the help of idle nodes, and newer than every checkpoint. Empty when there is none."""
         if not self.is_on:
             return ""
+        shutil.rmtree(self._run.path / "rescued", ignore_errors=True)
         held = self._ask([*used, *idle], "list", ASK_SECONDS)
         on_disk = self._newest_on_disk()
         best = newest_complete(held)
@@ -49,11 +51,13 @@ class NodeMemory:
         note(f"goes on from step {best[1]} in the nodes' memory; {where}")
         return best[0]
 
-    def drop(self, nodes: Sequence[Node]) -> None:
-        """Free the nodes' memory; who does not answer keeps it until the run goes on, or the node starts
-        anew."""
-        if self.is_on:
+    def drop(self, nodes: Sequence[Node], *, reached: int) -> None:
+        """Free the nodes' memory at the end of a run that has reached a step, unless the newest checkpoint is
+        older: then a resume goes on from there. Who does not answer keeps it until then, or until the node
+        starts anew."""
+        if self.is_on and self._newest_on_disk() >= reached:
             self._ask(nodes, "drop", ASK_SECONDS)
+            shutil.rmtree(self._run.path / "rescued", ignore_errors=True)
 
     def _newest_on_disk(self) -> int:
         try:

@@ -259,8 +259,8 @@ class Supervisor:
             stop_requested=self._control.is_requested,
         )
         self._control.forget()
-        if decision.action != "give_up":  # a person may mend what is wrong, and go on from there
-            self._memory.drop(self._members.nodes)
+        reached = max((attempt.reached_step for attempt in self._record.attempts), default=0)
+        self._memory.drop(self._members.nodes, reached=reached)
         self._save(ended)
         writer.emit(RunEnded(exit_status=int(decision.exit_status), message=message))
         return decision.exit_status

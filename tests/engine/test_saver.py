@@ -77,7 +77,7 @@ def saved_and_compared(rank: int, world_size: int, case: Case, root: str) -> lis
 
 def test_what_is_saved_is_the_state_of_its_step(tmp_path: Path) -> None:
     root = str(tmp_path / "checkpoints")
-    case = case_of(Layout(dp=2, micro_batch=2), every=0, every_steps=6, incremental=2, keep=2)
+    case = case_of(Layout(dp=2, micro_batch=2), every=1e9, every_steps=6, incremental=2, keep=2)
     [first, second] = run_ranks(saved_and_compared, 2, tmp_path, case, root)
     assert first == second
     # Full: the first, after two incremental ones, by step, and the last; the incremental ones went with them.
@@ -86,7 +86,7 @@ def test_what_is_saved_is_the_state_of_its_step(tmp_path: Path) -> None:
 
 
 def test_incremental_ones_stay_until_a_full_one_follows(tmp_path: Path) -> None:
-    case = case_of(Layout(micro_batch=2), every=0, incremental=20)
+    case = case_of(Layout(micro_batch=2), every=1e9, incremental=20)
     told = train(0, case, str(tmp_path), lambda step: step < STEPS)[0]
     kinds = [event.is_full for event in told if isinstance(event, CheckpointCommitted)]
     assert kinds == [True, *[False] * 7, True]

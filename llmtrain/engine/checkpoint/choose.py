@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from llmtrain.engine.checkpoint.pieces import Ranks
@@ -11,14 +11,17 @@ from llmtrain.errors import CheckpointError, LlmtrainError, Problem
 from llmtrain.run.checkpoints import newest_valid, read_chain, verify_shards
 
 
-def choose_checkpoint(root: Path, ranks: Ranks, *, run_id: str) -> tuple[str, str]:
+def choose_checkpoint(
+    root: Path, ranks: Ranks, *, run_id: str, rejected: Mapping[str, Sequence[Problem]] | None = None
+) -> tuple[str, str]:
     """Return the name of the newest whole checkpoint, and why it is not the newest one ("" when it is).
 
     Called by all ranks together, with the same answer on all of them: rank 0 looks at manifests and sizes,
     then every rank reads its share of the shards. ("", "") when the run has never committed one. Raises
-    CheckpointError on all ranks alike when it has, and none is whole.
+    CheckpointError on all ranks alike when it has, and none is whole. `rejected`: faults that were found in
+    checkpoints when they were loaded, by name.
     """
-    rejected: dict[str, Sequence[Problem]] = {}
+    rejected = dict(rejected or {})
     while True:
         faults: list[Problem] = []
         chosen = ("", "")

@@ -37,6 +37,7 @@ class StoreExchange:
         self._store = PrefixStore(f"llmtrain/{name}", own)
         self._store.set_timeout(limit)
         self._round = self._turn = 0
+        self._read: list[str] = []
 
     def begin(self, number: int) -> None:
         """Start a round of exchanges; rounds are numbered alike on all ranks, so that one that failed half
@@ -46,19 +47,16 @@ class StoreExchange:
     def __call__(self, text: str) -> Sequence[str]:
         """Exchange; a barrier. Raises RuntimeError when a rank stays away."""
         self._turn += 1
-        self._store.set(self._key(self._turn, self._rank), text)
+        self._store.set(self._key(self._rank), text)
         if self._rank == 0:
-            keys = [self._key(self._turn, rank) for rank in range(self._world_size)]
+            keys = [self._key(rank) for rank in range(self._world_size)]
             texts = [value.decode() for value in self._store.multi_get(keys)]
-            self._store.set(self._key(self._turn, "all"), json.dumps(texts))
-            self._forget()
+            self._store.set(self._key("all"), json.dumps(texts))
+            for key in self._read:  # all have come to this turn, so all have read the one before
+                self._store.delete_key(key)
+            self._read = [*keys, self._key("all")]
             return texts
-        return list(json.loads(self._store.get(self._key(self._turn, "all")).decode()))
+        return list(json.loads(self._store.get(self._key("all")).decode()))
 
-    def _forget(self) -> None:
-        """Delete the turn before: all have read it, since all have come to this one."""
-        for rank in (*range(self._world_size), "all") if self._turn > 1 else ():
-            self._store.delete_key(self._key(self._turn - 1, rank))
-
-    def _key(self, turn: int, rank: int | str) -> str:
-        return f"{self._round}/{turn}/{rank}"
+    def _key(self, rank: int | str) -> str:
+        return f"{self._round}/{self._turn}/{rank}"

@@ -102,11 +102,16 @@ class MemorySnapshots:
                 _begin(temporary, info, self._ranks.world_size)
 
         self._what = f"the snapshot of step {info.step}"
-        self._together(begin)
-        self._together(lambda: save_shard(temporary, rank, pieces, own))
-        if self._group is not None:
-            self._copy(temporary)
-        self._together(lambda: temporary.rename(final) if memory.is_leader else None)
+        try:
+            self._together(begin)
+            self._together(lambda: save_shard(temporary, rank, pieces, own))
+            if self._group is not None:
+                self._copy(temporary)
+            self._together(lambda: temporary.rename(final) if memory.is_leader else None)
+        except CheckpointError:
+            if memory.is_leader:  # shared memory is scarce, and others need it
+                shutil.rmtree(temporary, ignore_errors=True)
+            raise
         self._together(lambda: drop(memory.folder, keep=final.name) if memory.is_leader else None)
 
     def _copy(self, folder: Path) -> None:
