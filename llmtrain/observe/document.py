@@ -8,6 +8,7 @@ from typing import Any
 from llmtrain.events.records import AttemptState, CheckpointPoint, RankState
 from llmtrain.observe.goodput import costs, goodput
 from llmtrain.observe.members import node_states
+from llmtrain.observe.reactions import reactions_document
 from llmtrain.observe.run_reader import RunView
 
 CURVE_LIMIT = 200
@@ -57,6 +58,7 @@ def status_document(view: RunView) -> dict[str, Any]:
             {"time": moment.time, "attempt": moment.attempt, "level": moment.level, "text": moment.text}
             for moment in state.moments
         ],
+        "reactions": reactions_document(state.reactions),
         "events_dropped": state.events_dropped,
         "complete": view.complete,
         "time": view.now,

@@ -15,6 +15,7 @@ from llmtrain.observe.chart import line_chart, sparkline
 from llmtrain.observe.goodput import goodput
 from llmtrain.observe.members import node_counts, node_states
 from llmtrain.observe.node_grid import grid_lines
+from llmtrain.observe.reactions import reactions_text
 from llmtrain.observe.run_reader import RunView
 from llmtrain.observe.tables import attempts_table, known_ranks, labelled_table, ranks_table
 from llmtrain.observe.wording import (
@@ -175,6 +176,9 @@ def _fact_rows(view: RunView, screen: Screen) -> Iterator[tuple[str, str]]:
     if state.current and state.current.membership:
         yield "members", state.current.membership
     yield "checkpoint", _checkpoint(view)
+    numbers = reactions_text(view.state.reactions)
+    if numbers:
+        yield "numbers", numbers
     split = goodput(view)
     if split.ratio is not None:
         spent = [

@@ -34,7 +34,7 @@ KEYS = """
     schema run path state recipe cluster backend step steps loss validation_loss validation_step learning_rate
     grad_norm tokens_per_second seconds_per_step planned_seconds_per_step mfu eta_seconds layout attempt
     restarts supervised exit_status message ranks nodes members lost_nodes attempts checkpoint goodput
-    loss_curve events events_dropped complete time
+    loss_curve events reactions events_dropped complete time
 """
 
 
