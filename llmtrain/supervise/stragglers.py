@@ -4,8 +4,8 @@ All ranks of a step finish it together, so only the time that each computed, wit
 slow. Compared are ranks that do the same work: one pipeline stage, the same number of micro-batches. Of each
 window (the mean over a few steps) a rank's time is divided by the median of its peers'; a rank is slow when
 the median of that ratio over the last windows is above 1 by more than a floor, and by more than five times
-its standard error, which follows from how much the ratios of all peers change from window to window (their
-median: one slow rank does not change it). So machines whose ranks disturb each other raise no alarm, and a
+its standard error, which follows from how much the ratios of all peers change from window to window (a
+quantile: one slow rank does not change it). So machines whose ranks disturb each other raise no alarm, and a
 quiet cluster names a rank that is 5 % slow.
 """
 
@@ -29,10 +29,13 @@ ERRORS = 5.0
 """Standard errors of the median that the excess must have."""
 RECOVERED = 0.015
 """A rank that was named is so again only after its excess was below."""
-DEVIATION_OF_MAD = 1.4826
-"""Standard deviation over median absolute deviation, for normal values."""
+QUANTILE, DEVIATIONS_AT_QUANTILE = 0.8, 1.2816
+"""Quantile of the changes' sizes that the deviation follows from, and the same of the normal distribution:
+high enough to see long tails, low enough not to see one rank that limps."""
+NOISY, NOISY_DEVIATIONS = 0.08, 4.0
+"""From such a deviation on, only an excess of so many deviations counts."""
 NOISIEST = 0.15
-"""Deviation beyond which compute times say more about the machine than about a rank."""
+"""Beyond such a deviation nobody is named: times tell more of the machine than of a rank."""
 MEMORY, MOST_SAMPLED = 64, 16
 """Changes that are remembered: so many windows of so many ranks."""
 ERROR_OF_MEDIAN = 1.2533
@@ -103,8 +106,14 @@ class Stragglers:
         if sum(ratio > 1.0 + SUSTAINED for ratio in ratios) < SUSTAINED_WINDOWS:
             return None
         # The difference of two values scatters by sqrt(2) more than each.
-        deviation = DEVIATION_OF_MAD * statistics.median(self._changes[self.role_of(rank)]) / math.sqrt(2.0)
-        if deviation > NOISIEST or excess < ERRORS * ERROR_OF_MEDIAN * deviation / math.sqrt(len(ratios)):
+        changes = sorted(self._changes[self.role_of(rank)])
+        deviation = changes[int(QUANTILE * (len(changes) - 1))] / DEVIATIONS_AT_QUANTILE / math.sqrt(2.0)
+        least = ERRORS * ERROR_OF_MEDIAN * deviation / math.sqrt(len(ratios))
+        if deviation > NOISIEST:
+            return None
+        if deviation > NOISY:
+            least = max(least, NOISY_DEVIATIONS * deviation)
+        if excess < least:
             return None
         self._named.add(rank)
         return Straggler(rank=rank, excess=excess, step=step, peers=len(ranks) - 1)

@@ -1,0 +1,112 @@
+"""Slow ranks are named within 50 steps; noise, however it comes, is not."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+
+from llmtrain.config.layout import Layout
+from llmtrain.supervise.stragglers import Straggler, Stragglers, by_role, roles
+
+WINDOW = 5
+"""Steps of a mean, as the engine tells it."""
+RECORDED = Path(__file__).parents[1] / "data" / "compute_times.json"
+Times = Callable[[int, random.Random], float]
+"""Compute seconds of a rank's next step."""
+
+
+def quiet(rank: int, chance: random.Random) -> float:
+    """A GPU: half a percent of jitter, and a hiccup now and then."""
+    return 0.5 * chance.gauss(1.0, 0.005) + (0.1 if chance.random() < 0.002 else 0.0)
+
+
+def busy(rank: int, chance: random.Random) -> float:
+    """Cores that are shared: 20 % of jitter with a long tail."""
+    return 0.5 * abs(chance.gauss(1.0, 0.2)) + (chance.expovariate(2.0) if chance.random() < 0.05 else 0.0)
+
+
+def watch(times: Times, ranks: int, steps: int, seed: int, slow: float = 0.0) -> list[Straggler]:
+    """What is said over some steps in which rank 1 takes longer by a share."""
+    chance = random.Random(seed)
+    watched = Stragglers(lambda rank: "all", by_role(lambda rank: "all", ranks))
+    found: list[Straggler] = []
+    for end in range(WINDOW, steps + 1, WINDOW):
+        for rank in range(ranks):
+            factor = 1.0 + slow * (rank == 1)
+            mean = sum(times(rank, chance) for _ in range(WINDOW)) / WINDOW
+            found += watched.observe(rank, end, mean * factor)
+    return found
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 4, 8, 64])
+@pytest.mark.parametrize("seed", range(3))
+def test_five_percent_are_named_within_fifty_steps(ranks: int, seed: int) -> None:
+    [found] = watch(quiet, ranks, 50, seed, slow=0.05)
+    assert found.rank == 1
+    assert found.excess == pytest.approx(0.05, abs=0.015)
+    assert found.peers == ranks - 1
+
+
+@pytest.mark.parametrize("times", [quiet, busy])
+@pytest.mark.parametrize("ranks", [2, 3, 8])
+@pytest.mark.parametrize("seed", range(3))
+def test_clean_ranks_are_never_named(times: Times, ranks: int, seed: int) -> None:
+    assert watch(times, ranks, 2000, seed) == []
+
+
+def test_a_rank_is_named_once_and_again_after_it_was_well() -> None:
+    chance = random.Random(0)
+    watched = Stragglers(lambda rank: "all", by_role(lambda rank: "all", 4))
+    named = []
+    for window in range(120):
+        is_slow = window < 40 or window >= 80
+        for rank in range(4):
+            seconds = quiet(rank, chance) * (1.2 if rank == 3 and is_slow else 1.0)
+            named += [(each.rank, window) for each in watched.observe(rank, window * WINDOW, seconds)]
+    (first, early), (second, late) = named
+    assert (first, second) == (3, 3) and early < 12 and 80 <= late < 95
+
+
+def test_only_ranks_with_the_same_work_are_compared() -> None:
+    """The last stage has the loss to compute besides; with three replicas, one has a micro-batch more."""
+    layout = Layout(dp=2, tp=1, pp=2, micro_batch=1)
+    watched = roles(layout, 5)
+    seconds = {0: 1.0, 1: 2.0, 2: 1.3, 3: 2.6}
+    for window in range(40):
+        for rank in range(4):
+            assert watched.observe(rank, window * WINDOW, seconds[rank]) == []
+
+
+def test_lost_and_odd_reports_do_no_harm() -> None:
+    watched = Stragglers(lambda rank: "all", by_role(lambda rank: "all", 2))
+    for step in range(1, 200):
+        assert watched.observe(0, step, 1.0) == []
+    assert watched.observe(1, 199, float("nan")) == watched.observe(1, 199, 0.0) == []
+    assert len(watched._open) <= 4
+
+
+@pytest.mark.skipif(not RECORDED.exists(), reason="nothing was recorded")
+def test_no_alarm_in_recorded_steps_of_crowded_cores() -> None:
+    """Four ranks, two stages, on two cores that eight builds shared: the real thing, in its real order."""
+    recorded: Sequence[Sequence[float]] = json.loads(RECORDED.read_text(encoding="utf-8"))
+    watched = roles(Layout(dp=2, tp=1, pp=2, micro_batch=1), 8)
+    named = [
+        found
+        for window, times in enumerate(recorded)
+        for rank, seconds in enumerate(times)
+        for found in watched.observe(rank, window * WINDOW, seconds)
+    ]
+    assert named == []
+
+
+def uneven(rank: int, chance: random.Random) -> float:
+    """Cores that are shared now and then: a quarter of jitter a step."""
+    return 0.5 * abs(chance.gauss(1.0, 0.25))
+
+
+def test_a_rank_that_takes_twice_as_long_is_named_in_noise_too() -> None:
+    assert {found.rank for found in watch(uneven, 4, 200, 0, slow=1.0)} == {1}
