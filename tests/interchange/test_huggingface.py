@@ -60,7 +60,7 @@ def save_random(root, model: ModelConfig):
         centre = 1.0 if name.endswith("norm.weight") or name.endswith("_norm") else 0.0
         values = centre + 0.1 * torch.randn(shape, generator=generator)
         pieces += [whole(f"{name}/{part}", values) for part in ("master", "exp_avg", "exp_avg_sq")]
-    return save_checkpoint(root, INFO, pieces, ALONE)
+    return save_checkpoint(root, INFO, pieces, ALONE).checkpoint
 
 
 def tokens_of(model: ModelConfig) -> torch.Tensor:
