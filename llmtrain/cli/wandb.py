@@ -49,7 +49,8 @@ def _wandb(
         raise UsageError(f"cannot write below {out}: {error.strerror or error}", where="--out") from error
     except KeyboardInterrupt:
         raise typer.Exit(0) from None
-    console.say(f"told {told} steps" + ("" if online else f"; send them: wandb sync {out}/wandb/offline-run-*"))
+    where = "" if online else f"; send them: wandb sync {out}/wandb/offline-run-*"
+    console.say(f"told {told} steps{where}")
 
 
 def _tell(run: RunDir, *, project: str, out: Path, online: bool, follow: bool) -> int:
