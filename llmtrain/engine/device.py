@@ -59,9 +59,10 @@ class Device:
         return default_bucket_bytes(on_cpu=not self.is_cuda)
 
     def synchronize(self) -> None:
-        """Wait for all queued kernels; nothing to wait for on a CPU."""
+        """Wait for all queued kernels, but not for collectives that nothing has waited for yet (new weights
+        on their way); nothing to wait for on a CPU."""
         if self.is_cuda:
-            torch.cuda.synchronize(self.torch_device)
+            torch.cuda.current_stream(self.torch_device).synchronize()
 
     def stamp(self) -> Stamp:
         """Mark this point: now on a CPU; on CUDA where the current stream will be then, without waiting."""

@@ -51,9 +51,9 @@ class ShardedAdamW:
             count.fill_(step)
 
     def step(self, rate: float) -> None:
-        """Change the masters by the reduced gradients at a learning rate, then publish them to all
+        """Change the masters by the reduced gradients at a learning rate, and begin to publish them to all
         replicas."""
         for group in self._adamw.param_groups:
             group["lr"] = rate
         self._adamw.step()
-        self._buckets.publish()
+        self._buckets.start_publishing()

@@ -91,6 +91,7 @@ class InjectedFaults:
 
     def _flip(self, fault: InjectedFault) -> None:
         """Flip a bit of the layer's first compute weight on this rank, where weights are kept."""
+        self._buckets.settle()
         for bucket in self._buckets.buckets:
             for slot in bucket.slots:
                 if (

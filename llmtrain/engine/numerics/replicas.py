@@ -20,6 +20,7 @@ def compare_replicas(buckets: Buckets, dp: Group) -> tuple[Suspicion, ...]:
 
     Weights that are gathered for every use (ZeRO-3) have no copy that could differ.
     """
+    buckets.settle()
     held = torch.zeros(dp.size, dtype=torch.int64, device=buckets.buckets[0].master.device)
     owned = torch.zeros_like(held)
     for bucket in buckets.buckets:
@@ -27,7 +28,7 @@ def compare_replicas(buckets: Buckets, dp: Group) -> tuple[Suspicion, ...]:
             held += _checksums(bucket.parameters, dp.size)
             owned += _owned(bucket, dp)
     sharded = all(bucket.sharded for bucket in buckets.buckets) and dp.size > 1
-    regions = [dp.index] if sharded else range(dp.size)
+    regions = [buckets.buckets[0].replicas.index] if sharded else range(dp.size)
     aliased = any(bucket.own.data_ptr() == bucket.master.data_ptr() for bucket in buckets.buckets)
     answer = {
         "held": held.tolist(),
@@ -49,7 +50,7 @@ def _owned(bucket: Bucket, dp: Group) -> Tensor:
     if not bucket.sharded:
         return _checksums(rounded, dp.size)
     sums = torch.zeros(dp.size, dtype=torch.int64, device=rounded.device)
-    sums[dp.index] = _checksums(rounded, 1)[0]
+    sums[bucket.replicas.index] = _checksums(rounded, 1)[0]
     return sums
 
 

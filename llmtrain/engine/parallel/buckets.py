@@ -248,10 +248,22 @@ class Buckets:
         """Multiply the reduced gradients."""
         torch._foreach_mul_([bucket.reduced for bucket in self.buckets], factor)
 
+    def start_publishing(self) -> None:
+        """Begin to bring the master weights of all shards into every replica's parameters, those that the
+        forward pass needs first; each is waited for at its first use."""
+        self.settle()
+        for bucket in reversed(self.buckets):
+            bucket.publishing = bucket.start_publishing()
+
+    def settle(self) -> None:
+        """Wait until no parameters are on their way. For whoever reads them outside of a stage's passes."""
+        for bucket in self.buckets:
+            bucket.publishing.wait()
+
     def publish(self) -> None:
         """Bring the master weights of all shards into every replica's parameters."""
-        for pending in [bucket.start_publishing() for bucket in self.buckets]:
-            pending.wait()
+        self.start_publishing()
+        self.settle()
 
     def initialise(self, seed: int) -> None:
         """Fill the master weights from the seed, in full FP32, and publish them."""
