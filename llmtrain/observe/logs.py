@@ -92,6 +92,8 @@ def log_files(run: RunDir, *, rank: int | None = None, attempt: int | None = Non
         if chosen
         else []
     )
+    if chosen and (told := run.attempt(chosen).post_mortem_text).exists():
+        files.insert(0, LogFile("post-mortem", told, chosen))
     return files if attempt else [*files, LogFile("supervisor", run.supervisor_log)]
 
 
