@@ -129,6 +129,9 @@ class MicroBatchControl:
             return False
         self._sizes = tuple(size for size in self._sizes if size < current)
         self._use(Choice(self._sizes[-1], f"out of memory with {current}"), step - 1)
+        for bucket in self._parts.buckets.buckets:  # what the step that failed left behind
+            for slot in bucket.slots:
+                slot.parameter.grad = None
         self._parts.device.release_cached_memory()
         return True
 
