@@ -28,9 +28,7 @@ def _wandb(
         str, typer.Argument(metavar="RUN", help="Run id, its beginning, or the path of a run directory.")
     ],
     project: Annotated[str, typer.Option(metavar="NAME", help="Project at Weights & Biases.")] = "llmtrain",
-    out: Annotated[
-        Path, typer.Option(metavar="DIR", help="Its files go to DIR/wandb.")
-    ] = Path(),
+    out: Annotated[Path, typer.Option(metavar="DIR", help="Its files go to DIR/wandb.")] = Path(),
     online: Annotated[bool, typer.Option("--online", help="Send at once; default: write files.")] = False,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the run ends.")] = False,
     runs: Runs = Path("runs"),
