@@ -70,8 +70,9 @@ class ClusterDiagnosis:
 
     @property
     def exit_status(self) -> ExitStatus:
-        """DONE when every node is fit and no link is slow."""
-        return ExitStatus.DONE if self.fit == len(self.nodes) and not self.links else ExitStatus.FAILED
+        """DONE when every node is fit, they are enough, and no link is slow."""
+        well = self.fit == len(self.nodes) >= self.needed and not self.links
+        return ExitStatus.DONE if well else ExitStatus.FAILED
 
     def document(self) -> dict[str, Any]:
         """What `doctor --cluster --json` prints."""

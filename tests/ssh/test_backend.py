@@ -177,7 +177,8 @@ def test_folder_that_is_not_shared(look, ssh_bed, tmp_path) -> None:
         ssh_bed.run("node4", "umount", str(tmp_path / "runs"))
     assert text == (
         f"node4: {tmp_path}/runs is not the same folder there as here\n"
-        "  hint: checkpoints need a folder that all nodes and this machine share (storage.path)"
+        "  hint: checkpoints need a folder that all nodes and this machine share (storage.path); if only the "
+        "nodes share it: storage.shared: nodes"
     )
 
 
