@@ -11,13 +11,14 @@ import pytest
 import torch
 
 from llmtrain.config.huggingface import recipe_keys
+from llmtrain.config.layout import Layout
 from llmtrain.config.model import ModelConfig, RopeConfig
 from llmtrain.engine.checkpoint.load import load_pieces
 from llmtrain.engine.checkpoint.pieces import ALONE, whole
 from llmtrain.engine.checkpoint.save import save_checkpoint
 from llmtrain.engine.state import state_pieces
 from llmtrain.errors import CheckpointError, ConfigError, UsageError
-from llmtrain.run.checkpoints import CheckpointInfo, read_manifest, verify
+from llmtrain.run.checkpoints import CheckpointInfo, Manifest, read_manifest, verify
 from llmtrain.run.checkpoints.arrays import read_tensor
 from llmtrain.run.interchange.export import export_huggingface
 from llmtrain.run.interchange.importing import import_huggingface
@@ -340,4 +341,5 @@ def test_the_engine_accepts_a_start_from_given_weights(tmp_path):
     case = recipe(llama())
     info = start_info(case, "run-1")
     assert info.recipe_digest == recipe_digest(case)
-    assert progress_of(info, case, tmp_path).step == 0
+    manifest = Manifest(info=info, shards=(), tensors={})
+    assert progress_of(manifest, case, Layout(), 0, tmp_path).step == 0
