@@ -82,7 +82,7 @@ def test_a_killed_rank_costs_one_attempt(place: Place) -> None:
 
 
 def test_stop_saves_and_what_is_started_again_goes_on(place: Place) -> None:
-    run = place.make("stopped", steps=40, step_seconds=0.2)
+    run = place.make("stopped", steps=200, step_seconds=0.2)
     handle = place.submit(run)
     runs.wait_for(lambda: runs.step_reached(run, 3), 90, "step 3")
     _, talk = place.command("stop", run.path)
