@@ -69,6 +69,20 @@ def test_ranks_are_told_the_interface_of_their_node(make) -> None:
         assert "GLOO_SOCKET_IFNAME=eth0\n" in (run.path / f"ifname-{node}").read_text()
 
 
+def test_restart_over_all_nodes_uses_the_ranks_in_standby(make) -> None:
+    run = make(steps=60, step_seconds=0.3, overrides=("faults.standby_after=0s",))
+    supervisor = runs.supervise(run)
+    logs = [run.attempt(1).standby_log(node) for node in range(4)]
+    runs.wait_for(lambda: all(log.exists() for log in logs), what="node scripts in standby")
+    time.sleep(2.0)  # so that their ranks wait, and not only start
+    (run.path / "die-1-3").touch()
+    finish(run, supervisor, 0)
+    assert outcomes(run) == [("failed", "rank_dead"), ("completed", "")]
+    assert any("in standby go on" in event.payload.message for event in runs.events(run, "notice"))
+    assert all(run.attempt(2).node_log(node).exists() for node in range(4))
+    assert not leftovers(run.path)
+
+
 def test_killed_supervisor_leaves_nothing_on_any_node_and_a_new_one_goes_on(make) -> None:
     run = make(steps=10, step_seconds=0.4)
     supervisor = runs.supervise(run)
