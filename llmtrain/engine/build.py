@@ -139,6 +139,8 @@ def build_memory(
     )
     buckets = build_buckets(stages, groups, storage)
     for stage in stages:
+        if recipe.train.compile:
+            device.compile_modules(stage.blocks)
         stage.place_tables(device.torch_device)
         stage.z_loss = recipe.stability.z_loss
         if layout.schedule == "zero-bubble" and layout.pp > 1:

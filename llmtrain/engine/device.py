@@ -4,7 +4,9 @@ on."""
 from __future__ import annotations
 
 import os
+import shutil
 import time
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
@@ -14,7 +16,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import torch.utils.deterministic
+from torch import nn
 
+from llmtrain.errors import ConfigError, Problem
 from llmtrain.plan.bucket_packing import default_bucket_bytes
 
 COLLECTIVE_TIMEOUT = timedelta(minutes=10)
@@ -126,6 +130,24 @@ class Device:
             return tensor
         pinned = tensor if tensor.is_pinned() else tensor.pin_memory()
         return pinned.to(self.torch_device, non_blocking=True)
+
+    def compile_modules(self, modules: Iterable[nn.Module]) -> None:
+        """Let torch compile each module at its first call. Raises ConfigError without a C++ compiler."""
+        if self.torch_device.type == "meta":
+            return
+        compiler = os.environ.get("CXX", "g++")
+        if shutil.which(compiler) is None:
+            raise ConfigError(
+                [
+                    Problem(
+                        "train.compile",
+                        f"torch.compile needs a C++ compiler, and {compiler} is not on this node",
+                        "install one, set CXX, or set train.compile to false",
+                    )
+                ]
+            )
+        for module in modules:
+            module.compile()
 
     def use_in_thread(self) -> None:
         """Make it the calling thread's device: CUDA's choice is per thread, and another one's costs its

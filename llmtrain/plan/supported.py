@@ -20,6 +20,7 @@ def check_supported(recipe: Recipe, layout: Layout) -> None:
     """Raise ConfigError with everything about a job that the engine cannot run."""
     problems = [*_model_problems(recipe.model), *_layout_problems(recipe.model, layout)]
     problems += _replica_problems(recipe, layout)
+    problems += _compile_problems(recipe, layout)
     if recipe.precision.mode not in TRAINED_MODES:
         problems.append(
             Problem(
@@ -42,6 +43,22 @@ def _batch_problems(recipe: Recipe, layout: Layout) -> Iterator[Problem]:
             place = "batch" if size == recipe.batch.global_size else "batch.ramp"
             yield Problem(place, str(error) if place == "batch" else f"at {size} sequences, {error}")
             return
+
+
+def _compile_problems(recipe: Recipe, layout: Layout) -> Iterator[Problem]:
+    """Collectives inside of layers, weight gradients put off and tensors made again are Python code of the
+    engine, which a compiler cannot look into."""
+    if not recipe.train.compile:
+        return
+    for setting, is_so in (
+        (f"tp={layout.tp}", layout.tp > 1),
+        ("schedule=zero-bubble", layout.schedule == "zero-bubble" and layout.pp > 1),
+        ("recompute=selective", layout.recompute == "selective"),
+    ):
+        if is_so:
+            yield Problem(
+                "train.compile", f"layers are not compiled with {setting}", "set train.compile to false"
+            )
 
 
 def _model_problems(model: ModelConfig) -> Iterator[Problem]:

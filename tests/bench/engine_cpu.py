@@ -38,12 +38,15 @@ from tests.support.ranks import run_ranks
 WARM, TIMED = 3, 10
 PATIENCE = 1800.0
 """Seconds that one run may take; a busy machine is slow, but CPU-seconds still count."""
+NATIVE = " torch"
+"""End of the name of a layout that runs on PyTorch's own parts (`tests/bench/torch_native.py`)."""
 LAYOUTS: dict[str, tuple[Layout, float | None]] = {
     "one rank": (Layout(micro_batch=2), 1.03),
     "dp2 zero1": (Layout(dp=2, micro_batch=2), 1.08),
     "pp2": (Layout(pp=2, micro_batch=2), 1.05),
     "tp2": (Layout(tp=2, micro_batch=2), 1.6),
     "tp2 sp": (Layout(tp=2, sequence_parallel=True, micro_batch=2), None),
+    f"dp2 tp2 pp2{NATIVE}": (Layout(dp=2, tp=2, pp=2, micro_batch=2), None),
     "dp2 tp2 pp2": (Layout(dp=2, tp=2, pp=2, micro_batch=2), 1.6),
     "dp2 tp2 pp2 sp": (Layout(dp=2, tp=2, pp=2, sequence_parallel=True, micro_batch=2), 2.0),
 }
@@ -109,23 +112,39 @@ def run_engine(
     return spent, walls, losses
 
 
-def run_plain(rank: int, world_size: int, timed: int) -> tuple[float, list[float], list[float]]:
-    """The same for the plain loop."""
-    recipe = bench_recipe()
+def initial_weights() -> dict[str, torch.Tensor]:
+    """Every logical tensor of the bench's model as the seed gives it, FP32, by name."""
     parts = build_parts(
-        recipe, Layout(micro_batch=2), 0, choose_device(0, "cpu"), train=[windows()], validation=[]
+        bench_recipe(), Layout(micro_batch=2), 0, choose_device(0, "cpu"), train=[windows()], validation=[]
     )
     parts.buckets.initialise(1)
-    initial = {
+    torch.use_deterministic_algorithms(False)
+    return {
         piece.key.removesuffix("/master"): piece.data.clone()
         for piece in state_pieces(parts.buckets, parts.groups)
         if piece.key.endswith("/master")
     }
+
+
+def run_native(
+    rank: int, world_size: int, layout: Layout, timed: int
+) -> tuple[float, list[float], list[float]]:
+    """The same for what PyTorch itself offers."""
+    from tests.bench.torch_native import NativeTraining, time_native
+
+    recipe = bench_recipe()
+    training = NativeTraining(recipe, initial_weights(), layout)
+    samples = training_samples([windows()], recipe)
+    batches = TrainingBatches(samples, recipe.batch, layout, replica=training.replica)
+    return time_native(training, batches.fetch, range(WARM + 1, WARM + timed + 1), cpu_seconds)
+
+
+def run_plain(rank: int, world_size: int, timed: int) -> tuple[float, list[float], list[float]]:
+    """The same for the plain loop."""
+    recipe, initial = bench_recipe(), initial_weights()
     batches = TrainingBatches(
         training_samples([windows()], recipe), recipe.batch, Layout(micro_batch=2), replica=0
     )
-    del parts
-    torch.use_deterministic_algorithms(False)
     training = PlainTraining(recipe, initial, 2)
     losses, walls, spent = [], [], 0.0
     for step in range(1, WARM + timed + 1):
@@ -159,8 +178,9 @@ def main() -> int:
                 run_plain, 1, Path(folder), arguments.steps, timeout=PATIENCE
             )
             for name, (layout, _) in chosen.items():
+                function = run_native if name.endswith(NATIVE) else run_engine
                 results: list[Any] = run_ranks(
-                    run_engine, layout.world_size, Path(folder), layout, arguments.steps, timeout=PATIENCE
+                    function, layout.world_size, Path(folder), layout, arguments.steps, timeout=PATIENCE
                 )
                 ratios[name].append(sum(spent for spent, _, _ in results) / plain_cpu)
                 walls[name].append(statistics.median(results[0][1]) / statistics.median(plain_walls))
@@ -170,13 +190,13 @@ def main() -> int:
             sys.stdout.flush()
     missed = False
     sys.stdout.write(
-        f"{'layout':16} {'cpu x':>6} {'min':>6} {'max':>6} {'bar':>5} {'wall x':>7} {'loss distance':>14}\n"
+        f"{'layout':18} {'cpu x':>6} {'min':>6} {'max':>6} {'bar':>5} {'wall x':>7} {'loss distance':>14}\n"
     )
     for name, (_, bar) in chosen.items():
         middle = statistics.median(ratios[name])
         missed |= bar is not None and middle > bar
         sys.stdout.write(
-            f"{name:16} {middle:6.2f} {min(ratios[name]):6.2f} {max(ratios[name]):6.2f} {bar or '-':>5} "
+            f"{name:18} {middle:6.2f} {min(ratios[name]):6.2f} {max(ratios[name]):6.2f} {bar or '-':>5} "
             f"{statistics.median(walls[name]):7.2f} {distances[name]:14.5f}\n"
         )
     return int(missed)

@@ -116,6 +116,16 @@ def test_losses_are_those_of_a_cpu(model: Any, mode: str, recompute: Any, tolera
     assert deviation < tolerance
 
 
+def test_compiled_layers_train_alike() -> None:
+    device, made = choose_device(0, "any"), recipe(llama(), mode="fp32", steps=5)
+    compiled = replace(made, train=replace(made.train, compile=True))
+    losses = []
+    for one in (made, compiled):
+        parts = parts_on(device, one, Layout(micro_batch=2))
+        losses.append([train_step(parts, step, Wishes()).loss for step in range(1, 6)])
+    assert losses[0] == pytest.approx(losses[1], abs=1e-4)
+
+
 def test_the_same_seed_gives_the_same_bits() -> None:
     runs = []
     for _ in range(2):
@@ -157,7 +167,7 @@ def test_speed_and_memory_of_a_billion_parameters(recompute: Any) -> None:
         nodes=1,
         gpus_per_node=1,
         accelerator=name,
-        intra_node=LinkConfig(kind="nvlink", bandwidth=300e9),
+        intra_node=LinkConfig(kind="nvlink4"),
         storage=StorageConfig(bandwidth=1e9),
         backend=BackendConfig(kind="local"),
     )
@@ -177,7 +187,7 @@ def test_speed_and_memory_of_a_billion_parameters(recompute: Any) -> None:
     )
     assert results[-1].loss < results[0].loss
     assert measured == pytest.approx(planned.allocated, rel=0.10)
-    assert mfu > 0.35 if recompute == "none" else mfu > 0.25
+    assert mfu > 0.75 * predicted.mfu
 
 
 # ---- memory that runs out ----------------------------------------------------------------------------------
