@@ -89,9 +89,10 @@ class Packing:
         found = [self._bucket(shapes, members, "plain") for members in plain]
         # A tensor that both ends hold is large (the embedding); the partial ones are norms.
         found += [self._bucket(shapes, [index], "shared") for index in shared]
-        for members, kind in ((whole, "plain"), (partial, "partial")):
-            if members:
-                found.append(PackedBucket(tuple(members), kind, 0, releases=False, gathers=False))
+        if whole:
+            found.append(PackedBucket(tuple(whole), "plain", 0, releases=False, gathers=False))
+        if partial:
+            found.append(PackedBucket(tuple(partial), "partial", 0, releases=False, gathers=False))
         return found
 
     def _cut(self, shape: ParameterShape) -> tuple[int, int]:

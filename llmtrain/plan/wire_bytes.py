@@ -38,7 +38,7 @@ class WireBytes:
         """`levels`: replicas inside a node and across nodes where gradients are summed on two levels."""
         self._work, self._layout = work, layout
         self._levels = levels or (layout.dp,)
-        self._axes = ("dp-inside", "dp-across") if levels else ("dp",)
+        self._axes: tuple[str, ...] = ("dp-inside", "dp-across") if levels else ("dp",)
         self._packing = Packing(layout.zero if layout.dp > 1 else 0, bucket_bytes)
         self._activation = work.activation_bytes * layout.micro_batch * work.sequence * work.shape.hidden
 
@@ -112,7 +112,7 @@ class WireBytes:
         if len(self._levels) == 1:
             found["dp"]["all_reduce"] += 4 * elements
             return
-        inside, across = self._axes
+        inside, across = self._axes[0], self._axes[1]
         found[inside]["reduce_scatter"] += 4 * elements
         found[across]["all_reduce"] += 4 * elements // self._levels[0]
         found[inside]["all_gather"] += 4 * elements

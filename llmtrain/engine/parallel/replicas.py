@@ -97,7 +97,12 @@ class Replicas:
             encoded = codec.encode(full.view(level.size, -1), errors)
             received = torch.empty_like(encoded)
             arriving = level.start_all_to_all(received, encoded)
-            return Pending(finish=lambda: (arriving.wait(), codec.decode_sum(received, part))[-1])
+
+            def finish() -> None:
+                arriving.wait()
+                codec.decode_sum(received, part)
+
+            return Pending(finish=finish)
 
         return start
 
