@@ -56,7 +56,8 @@ class Blame:
     ranks: tuple[int, ...]
     reason: str
     is_busy: bool = False
-    """Whether all of them compute: then they may only be slow."""
+    """Whether all of them compute, or wait for storage: then they may only be slow, and a restart would be
+    no faster."""
 
 
 def parse_evidence(raw: Mapping[str, Any]) -> RankEvidence | None:
@@ -145,7 +146,7 @@ def _blame(found: Sequence[RankEvidence], why: str, evidence: Sequence[RankEvide
             f"; {count_ranks(missed.entered)} entered {missed.operation} {missed.number} of group "
             f"{missed.axis}, {name_ranks(missed.missing)} did not"
         )
-    busy = all(each.state == RUNNING for each in found)
+    busy = all(each.state in (RUNNING, UNINTERRUPTIBLE) for each in found)
     return Blame(ranks=ranks, reason=f"{name_ranks(ranks)} {why}{tail}", is_busy=busy)
 
 

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from llmtrain.agent import messages
 from llmtrain.supervise.crew import Crew
 from llmtrain.supervise.detect import Finding
-from llmtrain.supervise.evidence import blame
+from llmtrain.supervise.evidence import RankEvidence, blame
 from llmtrain.supervise.limits import Limits
 
 AGAIN_SECONDS = 1.0
 """Between two questions to the agents about the same suspicion."""
 BUSY_FACTOR = 4.0
-"""Ranks that compute, so that they may only be slow, are given so many times the limit."""
+"""Ranks that may only be slow are given so many times the limit."""
 
 
 class Inquiry:
@@ -44,16 +45,19 @@ class Inquiry:
         self.ask(self._limits.stacks)
         if self._crew.reports.last_sign != before:
             return None
-        found = blame([self._crew.reports.evidence[rank] for rank in sorted(self._crew.reports.evidence)])
-        if found is None:
-            return hang
-        if found.is_busy and hang.silent < BUSY_FACTOR * hang.limit:
-            return None
-        first = found.ranks[0]
-        head, _, _ = hang.message.partition("; furthest behind")
-        return replace(
-            hang,
-            message=f"{head}; {found.reason}",
-            rank=first,
-            node=self._crew.reports.node_of.get(first),
-        )
+        evidence = self._crew.reports.evidence
+        return judge(hang, [evidence[rank] for rank in sorted(evidence)], self._crew.reports.node_of)
+
+
+def judge(hang: Finding, seen: Sequence[RankEvidence], node_of: Mapping[int, int]) -> Finding | None:
+    """The hang with the ranks named that the others wait for; None while they may only be slow. Pure."""
+    found = blame(seen)
+    # When nobody waits for anybody, all are at some long work of their own.
+    may_be_slow = found.is_busy if found is not None else any(each.flight for each in seen)
+    if may_be_slow and hang.silent < BUSY_FACTOR * hang.limit:
+        return None
+    if found is None:
+        return hang
+    first = found.ranks[0]
+    head, _, _ = hang.message.partition("; furthest behind")
+    return replace(hang, message=f"{head}; {found.reason}", rank=first, node=node_of.get(first))

@@ -12,7 +12,9 @@ import pytest
 from llmtrain.agent.pulse import Pulse
 from llmtrain.agent.ranks import RankProcess
 from llmtrain.run.flight import FlightView, LaneView
+from llmtrain.supervise.detect import Finding
 from llmtrain.supervise.evidence import RankEvidence, blame, collective_table, parse_evidence
+from llmtrain.supervise.inquiry import judge
 from llmtrain.supervise.stacks import group_stacks, main_stack
 
 
@@ -85,13 +87,40 @@ def test_blame(name: str) -> None:
     evidence, ranks, words = CASES[name]
     found = blame(evidence)
     assert found is not None
-    assert (found.ranks, found.is_busy) == (ranks, False)
+    assert (found.ranks, found.is_busy) == (ranks, name == "storage")
     assert words in found.reason
 
 
 def test_a_rank_that_computes_may_only_be_slow() -> None:
     found = blame([waiting(0, 9), seen(1, "fetch", lane("world", 1, 8), state="R")])
     assert found is not None and found.is_busy
+
+
+def hang(silent: float) -> Finding:
+    message = "no rank has finished anything for 10 s; furthest behind: rank 0, in phase `step` of step 7"
+    return Finding(kind="hang", message=message, at=1.0, rank=0, silent=silent, limit=10.0)
+
+
+@pytest.mark.parametrize(
+    ("evidence", "silent", "rank"),
+    [
+        ([waiting(0, 9), seen(1, "fetch", lane("world", 1, 8))], 11.0, 1),
+        ([waiting(0, 9), seen(1, "fetch", lane("world", 1, 8), state="R")], 11.0, None),
+        ([waiting(0, 9), seen(1, "fetch", lane("world", 1, 8), state="R")], 41.0, 1),
+        ([waiting(0, 9), seen(1, "checkpoint", lane("world", 1, 8), state="D")], 11.0, None),
+        ([seen(0, "update"), seen(1, "update")], 11.0, None),
+        ([seen(0, "update"), seen(1, "update")], 41.0, 0),
+        ([], 11.0, 0),
+    ],
+    ids=["absent", "busy", "busy too long", "storage", "all at work", "all at work too long", "unseen"],
+)
+def test_when_a_silence_is_a_hang(evidence: list[RankEvidence], silent: float, rank: int | None) -> None:
+    found = judge(hang(silent), evidence, {0: 0, 1: 5})
+    assert (found and found.rank) == rank
+    if found is not None and evidence and rank == 1:
+        assert found.node == 5 and found.message.startswith(
+            "no rank has finished anything for 10 s; rank 1 is "
+        )
 
 
 def test_no_evidence_no_blame() -> None:
