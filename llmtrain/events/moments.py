@@ -13,13 +13,12 @@ from llmtrain.events.schema import (
     Decided,
     EventsDropped,
     Found,
-    NodeChanged,
     Notice,
     RankFailed,
     Restored,
     RunEnded,
-    SlowRank,
 )
+from llmtrain.events.watching import NodeChanged, SlowRank
 
 TEXT_LIMIT = 500
 NODE_WORDS = {"healthy": "back", "quarantined": "in quarantine"}

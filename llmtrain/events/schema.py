@@ -253,21 +253,6 @@ class AttemptStarted(Payload):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NodeChanged(Payload):
-    """Supervisor: a node is in another state than before. `attempt_started` makes its nodes healthy and its
-    idle ones spare without this."""
-
-    kind: ClassVar[str] = "node_changed"
-    node: str
-    """Its name."""
-    state: str
-    """healthy | slow | quarantined (left out for now) | spare | lost (not back after that)"""
-    reason: str = ""
-    until: float | None = None
-    """End of a quarantine, epoch seconds; then the node is looked at again."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Found(Payload):
     """Supervisor: a detector's finding."""
 
@@ -277,20 +262,6 @@ class Found(Payload):
     message: str
     rank: int | None = None
     node: int | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SlowRank(Payload):
-    """Supervisor: a rank computes longer than the ranks that do the same work."""
-
-    kind: ClassVar[str] = "slow_rank"
-    rank: int
-    node: str
-    excess: float
-    """0.05: it takes 5 % longer."""
-    step: int
-    peers: int
-    """Ranks that it was compared with."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

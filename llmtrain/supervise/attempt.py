@@ -9,7 +9,8 @@ from typing import Literal
 from llmtrain.agent import messages
 from llmtrain.backends.base import Backend
 from llmtrain.events.event import Event
-from llmtrain.events.schema import Found, Notice, RankStep, SlowRank
+from llmtrain.events.schema import Found, Notice, RankStep
+from llmtrain.events.watching import SlowRank
 from llmtrain.events.writer import EventWriter
 from llmtrain.run.layout import RunDir
 from llmtrain.supervise.attempt_plan import AttemptPlan, AttemptResult

@@ -8,7 +8,7 @@ from dataclasses import replace
 from llmtrain.backends.base import Node
 from llmtrain.config.layout import Layout
 from llmtrain.errors import InfeasibleError, Problem
-from llmtrain.events.schema import NodeChanged
+from llmtrain.events.watching import NodeChanged
 from llmtrain.plan.ladder import lowest_rung
 from llmtrain.plan.placement import check_rank_order, near_pipelines, rank_order, ranks_on_nodes
 from llmtrain.run.job_file import JobFile

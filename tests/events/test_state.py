@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from llmtrain.events import schema
+from llmtrain.events import schema, watching
 from llmtrain.events.curve import CURVE_POINTS
 from llmtrain.events.folds import attempts, checkpoints, nodes, ranks, training
 from llmtrain.events.folds.checkpoints import CHECKPOINTS
@@ -186,8 +186,8 @@ def test_a_kind_of_event_has_one_reducer():
     assert len(kinds) == len(set(kinds))
 
 
-def node_changed(node: str, state: str, **more) -> schema.NodeChanged:
-    return schema.NodeChanged(node=node, state=state, **more)
+def node_changed(node: str, state: str, **more) -> watching.NodeChanged:
+    return watching.NodeChanged(node=node, state=state, **more)
 
 
 def test_what_every_node_is_to_the_run_over_attempts() -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from llmtrain.events import schema
+from llmtrain.events import schema, watching
 from llmtrain.events.event import Event
 from llmtrain.observe.run_reader import RunView, read_view
 from llmtrain.run.layout import RunDir
@@ -167,7 +167,7 @@ RUNG = (
 
 def _node4_is_lost(when: float) -> list[Event]:
     ended = schema.AttemptEnded(outcome="failed", cause=SILENT, seconds=when + 1 - START)
-    left_out = schema.NodeChanged(node="node4", state="quarantined", reason=SILENT, until=when + 61)
+    left_out = watching.NodeChanged(node="node4", state="quarantined", reason=SILENT, until=when + 61)
     return [
         event(schema.Found(finding="node_silent", message=SILENT, node=3), time=when),
         event(ended, time=when + 1),

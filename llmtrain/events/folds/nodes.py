@@ -10,6 +10,7 @@ from llmtrain.events.event import Event
 from llmtrain.events.folds.reducer import Reducer
 from llmtrain.events.records import Member, NodeState, NodeStatus
 from llmtrain.events.run_state import RunState
+from llmtrain.events.watching import NodeChanged
 
 MEMBERS = 16384
 """Most ranks, and most nodes, that are kept."""
@@ -38,7 +39,7 @@ def _with_members(members: Mapping[str, Member], changed: Iterable[Member]) -> M
     return known
 
 
-def _node_changed(state: RunState, event: Event, payload: schema.NodeChanged) -> RunState:
+def _node_changed(state: RunState, event: Event, payload: NodeChanged) -> RunState:
     if payload.state not in tuple(NodeStatus):
         return state
     member = replace(
@@ -65,5 +66,5 @@ def _node_sample(state: RunState, event: Event, payload: schema.NodeSample) -> R
 
 REDUCERS: dict[str, Reducer] = {
     schema.NodeSample.kind: _node_sample,
-    schema.NodeChanged.kind: _node_changed,
+    NodeChanged.kind: _node_changed,
 }
