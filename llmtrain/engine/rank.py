@@ -17,12 +17,11 @@ from llmtrain.engine.disturbance import disturbance
 from llmtrain.engine.failures import FailedInStep, error_class
 from llmtrain.engine.flight import flight
 from llmtrain.engine.loop import Loop, peak_flops
-from llmtrain.engine.memory_tier import MemoryTier
 from llmtrain.engine.micro_batch import DeviceMeter, MicroBatchControl
 from llmtrain.engine.prefetch import PrefetchedBatches
 from llmtrain.engine.process import StopFlag
 from llmtrain.engine.rank_env import RankEnv
-from llmtrain.engine.saving import FROM_MEMORY, CheckpointFolder
+from llmtrain.engine.saving import FROM_MEMORY, checkpoints_of
 from llmtrain.errors import ConfigError, Problem
 from llmtrain.events.schema import Notice, Payload, PhaseStarted, RankFinished, Restored
 from llmtrain.run.data_file import read_data_file
@@ -72,9 +71,7 @@ def run_rank(
     batches = PrefetchedBatches(parts.batches, device, parts.steps)
     parts = replace(parts, batches=batches)
     emit(PhaseStarted(phase="load"))
-    memory = MemoryTier(run, attempt, parts)
-    writer = f"attempt {attempt.number}"
-    checkpoints = CheckpointFolder(run.checkpoints, job.run_id, parts, writer=writer, memory=memory)
+    checkpoints = checkpoints_of(run, job.run_id, attempt, parts)
     progress, name, reason = checkpoints.restore(attempt.restore)
     if env.rank == 0:
         emit(Restored(step=progress.step, checkpoint=name, reason=reason))
@@ -94,6 +91,7 @@ def run_rank(
             trace_place(parts.groups, parts.layout, parts.batches.micro_batches),
         ),
         micro_batch=micro_batch,
+        between_failures=attempt.between_failures,
     )
     try:
         ended = loop.run(progress)

@@ -28,6 +28,8 @@ from llmtrain.run.checkpoints import (
     prune,
     read_manifest,
 )
+from llmtrain.run.job_file import AttemptFile
+from llmtrain.run.layout import RunDir
 
 FROM_MEMORY = "from the nodes' memory"
 """Why a snapshot was restored: it is newer than all checkpoints."""
@@ -180,3 +182,14 @@ class CheckpointFolder:
             return "", "first attempt"
         name, reason = choose_checkpoint(self._root, self._ranks, run_id=self._run_id, rejected=rejected)
         return name, reason if name else "the run has not committed a checkpoint yet"
+
+
+def checkpoints_of(run: RunDir, run_id: str, attempt: AttemptFile, parts: Parts) -> CheckpointFolder:
+    """A run's checkpoints and its tier in host memory, as an attempt sees them."""
+    return CheckpointFolder(
+        run.checkpoints,
+        run_id,
+        parts,
+        writer=f"attempt {attempt.number}",
+        memory=MemoryTier(run, attempt, parts),
+    )
