@@ -14,6 +14,7 @@ import pytest
 
 from llmtrain.agent.sweep import leftovers
 from llmtrain.run.layout import RunDir
+from llmtrain.run.node_history import recall
 from llmtrain.run.record import read_record
 from tests.support import ssh_runs
 from tests.support import stand_in_runs as runs
@@ -127,6 +128,29 @@ def test_lost_node_without_a_spare_ends_the_run(make, ssh_bed) -> None:
     finish(run, supervisor, 93)
     assert "1 of 4 nodes lost (node4), the budget allows 0" in read_record(run).message
     ssh_bed.restore()
+    runs.assert_nothing_left(run)
+
+
+def test_node_that_has_become_unfit_is_left_out_before_the_next_attempt(make, ssh_bed) -> None:
+    run = make(nodes=5, spares=1, steps=12, step_seconds=0.4)
+    supervisor = runs.supervise(run)
+    runs.wait_for(lambda: runs.step_reached(run, 3), what="step 3")
+    folder = str(run.path.parent)
+    ssh_bed.run("node2", "mount", "-t", "tmpfs", "tmpfs", folder)
+    try:
+        ssh_bed.run("node3", "kill", "-9", str(runs.rank_pid(run, 5)))
+        finish(run, supervisor, 0)
+    finally:
+        ssh_bed.run("node2", "umount", "-l", folder)
+    record = read_record(run)
+    assert [attempt.nodes for attempt in record.attempts] == [
+        ("node1", "node2", "node3", "node4"),
+        ("node1", "node3", "node4", "node5"),
+    ]
+    [loss] = record.losses
+    assert loss.node == "node2" and "is not the same folder there as here" in loss.why
+    [verdict] = recall(run.path.parent)
+    assert (verdict.node, verdict.verdict, verdict.by) == ("node2", "lost", run.run_id)
     runs.assert_nothing_left(run)
 
 
