@@ -95,7 +95,7 @@ def progress_of(manifest: Manifest, recipe: Recipe, layout: Layout, rank: int, c
     fault = _recipe_fault(info, recipe)
     if fault:
         raise CheckpointError(fault, where=str(checkpoint), hint=OTHER_RECIPE_HINT)
-    same_layout = dict(info.layout) == to_json(layout) and rank < len(manifest.shards)
+    same_layout = _without_micro_batch(info.layout) == _without_micro_batch(to_json(layout)) and rank < len(manifest.shards)
     return Progress(
         info.step,
         info.consumed_samples,
@@ -103,6 +103,11 @@ def progress_of(manifest: Manifest, recipe: Recipe, layout: Layout, rank: int, c
         extra=dict(info.extra.get("state") or {}),
         own=dict(manifest.shards[rank].state) if same_layout else {},
     )
+
+
+def _without_micro_batch(layout: Mapping[str, Any]) -> dict[str, Any]:
+    """A layout but for the micro-batch, which may change at any step and moves no rank's state."""
+    return {name: value for name, value in layout.items() if name != "micro_batch"}
 
 
 def _recipe_fault(info: CheckpointInfo, recipe: Recipe) -> str:
