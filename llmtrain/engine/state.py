@@ -95,7 +95,8 @@ def progress_of(manifest: Manifest, recipe: Recipe, layout: Layout, rank: int, c
     fault = _recipe_fault(info, recipe)
     if fault:
         raise CheckpointError(fault, where=str(checkpoint), hint=OTHER_RECIPE_HINT)
-    same_layout = _without_micro_batch(info.layout) == _without_micro_batch(to_json(layout)) and rank < len(manifest.shards)
+    same_layout = _without_micro_batch(info.layout) == _without_micro_batch(to_json(layout))
+    same_layout = same_layout and rank < len(manifest.shards)
     return Progress(
         info.step,
         info.consumed_samples,
