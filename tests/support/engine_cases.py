@@ -151,6 +151,7 @@ def run_case(rank: int, case: Case) -> Outcome:
         result = train_step(parts, step, Wishes())
         outcome.losses.append(result.loss)
         outcome.norms.append(result.grad_norm)
+    parts.buckets.settle()
     outcome.calls = {group.axis: dict(group.traffic.calls) for group in parts.groups.all()}
     outcome.bytes = {group.axis: dict(group.traffic.bytes) for group in parts.groups.all()}
     found = validate(parts)

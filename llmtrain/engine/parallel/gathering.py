@@ -18,6 +18,7 @@ from torch import Tensor
 
 from llmtrain.engine.parallel.buckets import Bucket
 from llmtrain.engine.parallel.groups import Pending
+from llmtrain.engine.parallel.replicas import Chain
 
 
 class _Resident:
@@ -97,6 +98,9 @@ class GatheredWeights:
         """See `Weights.use`."""
         for bucket in self._published[site]:
             bucket.publishing.wait()
+        for bucket in self._published[site + 1] if site + 1 < len(self._published) else ():
+            if isinstance(bucket.publishing, Chain):  # on to its second level, beside this site's work
+                bucket.publishing.advance()
         if not self._gathered[site]:
             return work(inputs)
         is_training = torch.is_grad_enabled() and site >= self._first
