@@ -43,13 +43,15 @@ class Loop:
         peak_flops: float | None,
         trace: TraceFile | None = None,
         micro_batch: MicroBatchControl | None = None,
+        between_failures: float = 0.0,
     ) -> None:
         """`peak_flops` of one accelerator, for MFU; None: not told. `trace` takes the recipe's traced
-        steps; `micro_batch` may change the micro-batch between two steps."""
+        steps; `micro_batch` may change the micro-batch between two steps; `between_failures`: mean seconds, 0
+        when unknown."""
         self._parts, self._emit = parts, emit
         self._should_stop = should_stop
         self._peak, self._trace, self._micro_batch = peak_flops, trace, micro_batch
-        self._saver = Saver(parts, checkpoints, emit)
+        self._saver = Saver(parts, checkpoints, emit, between_failures=between_failures)
         self._own_pace = RankPace()
         self.step = 0
         """Step under way, or the last one done."""

@@ -8,6 +8,7 @@ from functools import partial
 
 from llmtrain.engine.build import Parts
 from llmtrain.engine.checkpoint.background import BackgroundSaves, Outcome
+from llmtrain.engine.save_timer import SaveTimer
 from llmtrain.engine.saving import CheckpointFolder
 from llmtrain.engine.state import Progress
 from llmtrain.errors import CheckpointError
@@ -33,7 +34,15 @@ TOLD_SECONDS = 1.0
 class Saver:
     """Saves of one attempt. Rank 0 watches the clock and wishes; all ranks act on wishes alike."""
 
-    def __init__(self, parts: Parts, checkpoints: CheckpointFolder, emit: Callable[[Payload], None]) -> None:
+    def __init__(
+        self,
+        parts: Parts,
+        checkpoints: CheckpointFolder,
+        emit: Callable[[Payload], None],
+        *,
+        between_failures: float = 0.0,
+    ) -> None:
+        """`between_failures`: mean seconds; 0: unknown."""
         self._config, self._is_first = parts.recipe.checkpoint, parts.groups.rank == 0
         self._checkpoints, self._emit, self._guard = checkpoints, emit, parts.guard
         parts.guard.reload = self.reload
@@ -42,7 +51,7 @@ class Saver:
         self._snapshot_fault = ""
         parts.optimizer.before_change = self.before_change
         self._saved_step = -1
-        self._saved_at = time.monotonic()
+        self._timer = SaveTimer(self._config, between_failures, emit)
         self._failures = 0
         self._retry_at = float("inf")
 
@@ -56,15 +65,14 @@ class Saver:
         While the save before is still running, one by the timer is left out, and told."""
         if not self._is_first:
             return False
-        now = time.monotonic()
-        is_due = self._config.every > 0 and now - self._saved_at >= self._config.every
+        is_due = self._timer.is_due
         if self._saves.is_busy:
             if is_due:
-                self._saved_at = now
+                self._timer.restart()
                 reason = "the one before is still being written"
                 self._emit(CheckpointSkipped(step=step, reason=reason))
             return False
-        return is_due or now >= self._retry_at
+        return is_due or time.monotonic() >= self._retry_at
 
     def wishes_snapshot(self, step: int) -> bool:
         """Whether rank 0 wants a snapshot in host memory after the step that begins; not while the one before
@@ -124,7 +132,7 @@ class Saver:
         step = progress.step
         if self._is_first:
             self._emit(CheckpointStarted(step=step))
-        self._saved_at = time.monotonic()
+        self._timer.restart()
 
         def told(outcome: Outcome, seconds: float, stall: float) -> None:
             self._ended(outcome, step, seconds, None if is_waited_for else stall)
@@ -157,6 +165,8 @@ class Saver:
                 is_full=outcome.is_full,
             )
         )
+        if stall is not None:  # The last one, which all wait for, says nothing of those beside the training.
+            self._timer.saved(stall, seconds)
         try:
             self._checkpoints.prune()
         except CheckpointError as error:

@@ -25,6 +25,7 @@ from llmtrain.supervise.policy import AttemptEnd
 from llmtrain.supervise.post_mortem import examine, write_post_mortem
 from llmtrain.supervise.standby import StandbyKeeper
 from llmtrain.supervise.start_up import StartUp
+from llmtrain.supervise.step_up import STEPPED_UP, StepUp
 from llmtrain.supervise.stragglers import roles
 from llmtrain.supervise.tear_down import TearDown
 
@@ -51,11 +52,12 @@ class AttemptRunner:
         global_batch: int,
         on_gpu: bool,
         pace: Pace | None = None,
+        step_up: StepUp | None = None,
     ) -> None:
-        """`pace` is that of the attempt before."""
+        """`pace` is that of the attempt before; `step_up` says when to end it for a better one."""
         self._plan, self._limits, self._control, self._writer = plan, limits, control, writer
         self._run_id, self._attempt, self._on_gpu = run.run_id, run.attempt(plan.number), on_gpu
-        self._standby = standby
+        self._standby, self._step_up, self._gain = standby, step_up, ""
         self._found: list[Finding] = []
         waiting = standby.take(plan)
         self._is_warm = waiting is not None
@@ -110,6 +112,10 @@ class AttemptRunner:
                     return first
             if ended_well(crew.reports) or self._control.wish() is not None:
                 return None
+            if self._step_up is not None and (gain := self._step_up.due(crew.state)):
+                self._gain = gain
+                self._note(f"the ranks save and leave: {gain}", level="info")
+                return None
             self._standby.look(crew, self._note)
         return None
 
@@ -142,7 +148,7 @@ class AttemptRunner:
         self._found = [finding, *(other for other in others if other.message != finding.message)]
 
     def _end_all(self, finding: Finding | None) -> None:
-        self._tear_down.end(in_order=finding is None, note=self._note)
+        self._tear_down.end(in_order=finding is None, note=self._note, leaves_for=self._gain)
         if self._found:
             self._write_post_mortem()
 
@@ -182,7 +188,14 @@ class AttemptRunner:
         ended = ended_well(self._crew.reports)
         if finding is None and ended is not None:
             outcome: Literal["completed", "stopped"] = "stopped" if ended == "stopped" else "completed"
-            return AttemptEnd(outcome=outcome, stop_wanted=stop_wanted)
+            left_for = self._gain if outcome == "stopped" else ""
+            return AttemptEnd(
+                outcome=outcome,
+                stop_wanted=stop_wanted,
+                cause=STEPPED_UP if left_for else "",
+                message=left_for,
+                gain=left_for,
+            )
         if finding is None:
             why = self._tear_down.why_nothing_saved()
             return AttemptEnd(outcome="failed", stop_wanted=stop_wanted, cause="stop", message=why)

@@ -47,6 +47,12 @@ class Limits:
     """From a node's first loss to when it may be taken up again; doubles with every further loss of it."""
     look_again: float = 10.0
     """For nodes that may have come back to answer, before an attempt that could use them."""
+    step_up_look: float = 30.0
+    """Between two looks for nodes that have come back, while an attempt trains on a lower rung."""
+    step_up_wait: float = 600.0
+    """For the next checkpoint, once the run could step up the ladder."""
+    step_up_back_off: float = 600.0
+    """From a step up to the next one; doubles with every further one."""
     control_call: float = 0.3
     """For one node to reach another's rendezvous port, at each try."""
     control_retries: int = 3

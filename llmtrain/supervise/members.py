@@ -82,6 +82,35 @@ class Members:
         self.nodes = tuple(known[name] for name in ordered if name in known)
         return with_returned(record, [name for name in wanted if name in known])
 
+    def gain(self, record: RunRecord, rung: int) -> str:
+        """What an attempt on all nodes that are fit now would gain over one on a rung; empty: nothing. Asks
+        those whose quarantine is over, in bounded time, and changes nothing. Raises LlmtrainError."""
+        wanted = due(record, time.time(), self._limits.quarantine)
+        if not wanted or not rung:
+            return ""
+        back = self._fit_again(wanted)
+        names = [node.name for node in back]
+        known = {node.name: node for node in (*self.nodes, *back)}
+        nodes = tuple(known[name] for name in dict.fromkeys((*record.nodes, *known)) if name in known)
+        batch = self._job.spec.recipe.batch.global_size
+        away = [name for name in record.away if name not in names]
+        better = choose(self._job, read_ladder(self._run_dir, batch), nodes, away, number=0)
+        if 0 < better.rung <= rung:
+            return ""
+        where = f"the rung for {better.rung} nodes" if better.rung else "the planned layout"
+        return f"back and fit: {', '.join(names)}; the run steps up to {where}"
+
+    def _fit_again(self, wanted: Sequence[str]) -> Sequence[Node]:
+        """Those of the nodes that are fit now."""
+        if isinstance(self._backend, ReturnBackend):
+            return self._backend.look_at(
+                wanted, self._job.spec, self._run_dir, seconds=self._limits.look_again
+            )
+        if isinstance(self._backend, AllocationBackend):
+            there = self._backend.nodes(self._job.spec, self._run_dir, fewest=1)
+            return [node for node in there if node.name in wanted]
+        return ()
+
     def plan(self, record: RunRecord, number: int) -> AttemptPlan:
         """The next attempt. Raises InfeasibleError when nothing fits, RunError for a damaged ladder."""
         batch = self._job.spec.recipe.batch.global_size

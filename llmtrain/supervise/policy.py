@@ -58,6 +58,8 @@ class AttemptEnd:
     error_class: str = ""
     step: int = 0
     """Step that a failed rank was in."""
+    gain: str = ""
+    """What it was ended in order for: nodes that are back."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,6 +134,13 @@ def _completed(end: AttemptEnd, history: History, budget: Budget) -> Decision | 
     return None
 
 
+def _stepped_up(end: AttemptEnd, history: History, budget: Budget) -> Decision | None:
+    """It has saved and left for an attempt on more nodes."""
+    if end.outcome == "stopped" and end.gain and not end.stop_wanted:
+        return Decision(action="restart", reason=end.gain)
+    return None
+
+
 def _stopped(end: AttemptEnd, history: History, budget: Budget) -> Decision | None:
     if end.outcome == "stopped":
         reason = "stopped as asked" if end.stop_wanted else "the ranks were asked to leave"
@@ -183,6 +192,7 @@ def _restart(end: AttemptEnd, history: History) -> Decision:
 Rule = Callable[[AttemptEnd, History, Budget], Decision | None]
 RULES: tuple[Rule, ...] = (
     _completed,
+    _stepped_up,
     _stopped,
     _hopeless,
     _same_error_again,

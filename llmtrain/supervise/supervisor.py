@@ -23,6 +23,7 @@ from llmtrain.supervise.attempt import AttemptRunner
 from llmtrain.supervise.attempt_plan import AttemptPlan, AttemptResult
 from llmtrain.supervise.control import Control
 from llmtrain.supervise.corpus import StopWantedError, ensure_corpus
+from llmtrain.supervise.failure_rate import expected_between
 from llmtrain.supervise.fleet import sweep_nodes
 from llmtrain.supervise.limits import Limits
 from llmtrain.supervise.look_back import close_abandoned
@@ -32,6 +33,7 @@ from llmtrain.supervise.node_memory import NodeMemory
 from llmtrain.supervise.pace import Pace
 from llmtrain.supervise.policy import Budget, Decision, History, decide, past_budget, short_of_nodes
 from llmtrain.supervise.standby import StandbyKeeper, StandbySettings
+from llmtrain.supervise.step_up import StepUp, may_step_up
 
 
 class Supervisor:
@@ -161,6 +163,9 @@ class Supervisor:
             ranks=rank_order(plan.layout, self._job.spec.cluster.gpus_per_node),
             restore="newest" if plan.number > 1 or has_history else "fresh",
             snapshot=self._snapshot_for(plan, writer),
+            between_failures=expected_between(
+                self._record.attempts, self._job.spec.cluster.failures.node_mtbf, len(plan.nodes)
+            ),
         )
         write_attempt_file(attempt.attempt_json, file)
         self._save(self._record.with_attempt(record))
@@ -206,7 +211,21 @@ class Supervisor:
             global_batch=self._job.spec.recipe.batch.global_size,
             on_gpu=self._job.spec.cluster.accelerator != "cpu",
             pace=self._pace,
+            step_up=self._step_up(plan),
         )
+
+    def _step_up(self, plan: AttemptPlan) -> StepUp | None:
+        """What looks for nodes that come back, for an attempt on a lower rung."""
+        if not plan.rung:
+            return None
+        record, limits = self._record, self._limits
+
+        def gain() -> str:
+            if not may_step_up(record.attempts, time.time(), limits.step_up_back_off):
+                return ""
+            return self._members.gain(record, plan.rung)
+
+        return StepUp(gain, limits)
 
     def _environment(self) -> dict[str, str]:
         names = self._job.spec.cluster.environment.pass_through

@@ -25,12 +25,12 @@ class TearDown:
         self.grace: float | None = None
         """Seconds that the ranks were given to save; None: they were not asked."""
 
-    def end(self, *, in_order: bool, note: Callable[[str], None]) -> None:
+    def end(self, *, in_order: bool, note: Callable[[str], None], leaves_for: str = "") -> None:
         """Ask the ranks to leave when the end is `in_order`; end what is left. Adds nodes that are lost to
-        the crew's unreachable ones."""
+        the crew's unreachable ones. `leaves_for`: the supervisor's own wish to end the attempt."""
         crew = self._crew
         if in_order and crew.reports.started is not None and not ended_well(crew.reports):
-            self._stop_as_asked()
+            self._stop_as_asked(self._limits.save if leaves_for else None)
         crew.fleet.send_all(messages.Stop(grace=0.0))
         crew.wait(crew.is_gone, self._limits.tear_down)
         crew.fleet.cut()
@@ -55,11 +55,12 @@ class TearDown:
             return "ranks ended before they could save"
         return f"the ranks did not leave within {self.grace or 0.0:g} s and were killed"
 
-    def _stop_as_asked(self) -> None:
-        """Ask the ranks to save and leave; a stronger wish that comes meanwhile hastens them."""
+    def _stop_as_asked(self, own_wish: float | None) -> None:
+        """Ask the ranks to save and leave, within `own_wish` seconds or as people want it; a stronger wish
+        that comes meanwhile hastens them."""
         deadline = 0.0
         while not self._crew.is_gone():
-            wish = self._control.wish()
+            wish = min((each for each in (self._control.wish(), own_wish) if each is not None), default=None)
             if wish is not None and (self.grace is None or wish < self.grace):
                 self.grace = wish
                 self._crew.fleet.send_all(messages.Stop(grace=wish))

@@ -1,0 +1,67 @@
+"""Up the ladder again: while an attempt trains on a lower rung, nodes that come back are looked for, and the
+attempt is ended in order, at a convenient moment, for one on more of them."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+
+from llmtrain.events.state import RunState
+from llmtrain.run.record import AttemptRecord
+from llmtrain.supervise.limits import Limits
+
+STEPPED_UP = "step_up"
+"""Cause of an attempt's end that nothing was wrong with."""
+LONGEST_BACK_OFF = 32
+"""Times the first one; it doubles with every step up."""
+
+
+def may_step_up(attempts: Sequence[AttemptRecord], now: float, back_off: float) -> bool:
+    """Whether the last step up is long enough ago: `back_off` seconds, and twice as long after each further
+    one, so that a node that comes and goes costs few restarts. `now`: epoch seconds."""
+    ended = [attempt.ended or now for attempt in attempts if attempt.cause == STEPPED_UP]
+    return not ended or now - ended[-1] >= back_off * min(LONGEST_BACK_OFF, 2 ** (len(ended) - 1))
+
+
+class StepUp:
+    """Watches for better times during one attempt on a lower rung.
+
+    `find` tells what a new attempt would gain from nodes that are fit again, or nothing; it may take its
+    time, and runs beside the watch.
+    """
+
+    def __init__(self, find: Callable[[], str], limits: Limits) -> None:
+        self._find, self._limits = find, limits
+        self._look: threading.Thread | None = None
+        self._next_look = time.monotonic() + limits.step_up_look
+        self._gain, self._gained_at, self._checkpoint = "", 0.0, 0
+
+    def due(self, state: RunState) -> str:
+        """What is to be gained by ending the attempt now; empty: nothing, or a better moment will come.
+
+        The better moment is the end of the next save, since then little is left to save; a run that saves
+        rarely does not wait for it for long.
+        """
+        now = time.monotonic()
+        if self._gain:
+            newest = max((point.step for point in state.checkpoints), default=0)
+            is_late = now - self._gained_at >= self._limits.step_up_wait
+            return self._gain if newest > self._checkpoint or is_late else ""
+        if self._look is None:
+            if now >= self._next_look:
+                self._checkpoint = max((point.step for point in state.checkpoints), default=0)
+                self._look = threading.Thread(target=self._ask, name="nodes-back", daemon=True)
+                self._look.start()
+        elif not self._look.is_alive():
+            self._look, self._next_look = None, now + self._limits.step_up_look
+        return ""
+
+    def _ask(self) -> None:
+        """A look that fails is one that found nothing: the attempt that trains must not notice."""
+        try:
+            gain = self._find()
+        except Exception:
+            return
+        if gain:
+            self._gained_at, self._gain = time.monotonic(), gain
