@@ -190,6 +190,11 @@ def prepare_numerics(device: Device, mode: str) -> None:
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
     torch.backends.cuda.matmul.allow_tf32 = mode == "tf32"
     torch.backends.cudnn.allow_tf32 = mode == "tf32"
+    if device.is_cuda:
+        # Attention by the fused kernels that are deterministic on demand; cuDNN's is not.
+        torch.backends.cuda.enable_flash_sdp(True)
+        torch.backends.cuda.enable_mem_efficient_sdp(True)
+        torch.backends.cuda.enable_cudnn_sdp(False)
 
 
 def init_process_group(
