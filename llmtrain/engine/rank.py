@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from datetime import timedelta
 
@@ -98,7 +99,8 @@ def run_rank(
     except BaseException as error:
         if error_class(error) == "out_of_memory":
             note = MemoryFile(rank=env.rank, step=loop.step, layout=parts.layout)
-            write_memory_file(run, attempt.number, note)
+            with suppress(OSError):  # What killed the training is told in any case.
+                write_memory_file(run, attempt.number, note)
         raise FailedInStep(loop.step, error) from error
     finally:
         batches.close()
