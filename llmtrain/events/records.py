@@ -198,7 +198,9 @@ class Reactions:
     """Steps computed again in FP32."""
     skipped: int = 0
     """Stretches of data whose steps did not change the weights."""
-    skipped_samples: int = 0
+    skipped_windows: tuple[tuple[int, int], ...] = ()
+    """First sample and the one after the last of what was skipped, ascending, apart; a rewind covers what was
+    skipped before it."""
     rewound: int = 0
     """Returns to an earlier step's weights."""
     spikes: int = 0
@@ -213,6 +215,11 @@ class Reactions:
     scale_place: Place = (0, 0)
     layers: Mapping[str, tuple[Place, str]] = field(default_factory=dict)
     """Layer -> when it last changed, and its wider format, or "" when it is back to normal."""
+
+    @property
+    def skipped_samples(self) -> int:
+        """Samples that did not change the weights, each once."""
+        return sum(stop - first for first, stop in self.skipped_windows)
 
     @property
     def wide_layers(self) -> dict[str, str]:

@@ -106,6 +106,17 @@ def test_the_fold_counts_and_knows_what_holds_now() -> None:
     assert reactions_text(fold([]).reactions) == ""
 
 
+def test_what_a_rewind_covers_counts_once() -> None:
+    skips = [
+        SamplesSkipped(step=step, first_sample=16 * (step - 1), samples=16, reason="nonfinite")
+        for step in (5, 6, 9)
+    ]
+    rewound = SamplesSkipped(step=6, first_sample=48, samples=48, reason="rewound")
+    for order in itertools.permutations([*skips, rewound]):
+        state = fold(event(payload, rank=0) for payload in order)
+        assert state.reactions.skipped_samples == 48 + 16
+
+
 def test_the_order_of_files_does_not_matter() -> None:
     events = [
         event(LossScaled(step=5, scale=8.0, overflows=2), rank=0, attempt=1),

@@ -12,6 +12,8 @@ from llmtrain.events.run_state import RunState
 
 WIDE_LAYERS = 1024
 """Most layers in a wider format that are kept."""
+SKIPPED_WINDOWS = 4096
+"""Most windows of skipped samples that are kept: the newest."""
 
 
 def _count(name: str) -> Reducer:
@@ -24,8 +26,20 @@ def _count(name: str) -> Reducer:
 
 def _samples_skipped(state: RunState, event: Event, payload: reactions.SamplesSkipped) -> RunState:
     before = state.reactions
-    skipped = before.skipped_samples + max(0, payload.samples)
-    return replace(state, reactions=replace(before, skipped=before.skipped + 1, skipped_samples=skipped))
+    window = (payload.first_sample, payload.first_sample + max(0, payload.samples))
+    windows = _merged((*before.skipped_windows, window))[-SKIPPED_WINDOWS:]
+    return replace(state, reactions=replace(before, skipped=before.skipped + 1, skipped_windows=windows))
+
+
+def _merged(windows: tuple[tuple[int, int], ...]) -> tuple[tuple[int, int], ...]:
+    """Windows that meet, as one."""
+    apart: list[tuple[int, int]] = []
+    for first, stop in sorted(windows):
+        if apart and first <= apart[-1][1]:
+            apart[-1] = (apart[-1][0], max(apart[-1][1], stop))
+        else:
+            apart.append((first, stop))
+    return tuple(apart)
 
 
 def _loss_scaled(state: RunState, event: Event, payload: reactions.LossScaled) -> RunState:
