@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from copy import deepcopy
 from functools import partial
 
 from llmtrain.engine.build import Parts
@@ -88,7 +89,7 @@ class Saver:
         takes_snapshot = snapshot and self._snapshots is not None
         if takes_snapshot and self._snapshots is not None:
             told = partial(self._snapshot_ended, progress.step)
-            self._snapshots.start(self._checkpoints.info(progress), told, own=dict(progress.own))
+            self._snapshots.start(self._checkpoints.info(progress), told, own=deepcopy(progress.own))
         every = self._config.every_steps
         by_step = every is not None and progress.step % every == 0
         is_due = (wished or by_step) and self._saved_step != progress.step
@@ -138,7 +139,7 @@ class Saver:
             self._ended(outcome, step, seconds, None if is_waited_for else stall)
 
         waited = self._saves.start(
-            self._checkpoints.info(progress), told, own=dict(progress.own), incremental=incremental
+            self._checkpoints.info(progress), told, own=deepcopy(progress.own), incremental=incremental
         )
         if waited > TOLD_SECONDS and self._is_first:
             text = f"before step {step + 1}, training waited {waited:.1f} s for the checkpoint before"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from copy import deepcopy
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -76,7 +77,7 @@ def checkpoint_info(recipe: Recipe, run_id: str, layout: Layout, progress: Progr
         "seed": recipe.train.seed,
         "learning_rate": progress.rate,
         "model": to_json(recipe.model),
-        "state": progress.extra,
+        "state": deepcopy(progress.extra),  # it is written while training goes on
     }
     return CheckpointInfo(
         run_id=run_id,
