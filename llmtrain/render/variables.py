@@ -108,5 +108,7 @@ def _algorithm(cluster: ClusterProfile, planes: InterNodeConfig) -> Iterator[Set
         chosen = "any" if cluster.intra_node.kind in REDUCING_SWITCHES else "ring-and-tree"
     if chosen != "any" and cluster.nodes > 1:
         value = {"ring": "Ring", "ring-and-tree": "Ring,Tree"}[chosen]
-        why = "Rings inside the nodes; across nodes also trees, whose latency grows with their logarithm only."
+        why = (
+            "Rings inside the nodes; across nodes also trees, whose latency grows with their logarithm only."
+        )
         yield Setting("NCCL_ALGO", value, why if "Tree" in value else "Rings only (inter_node.algorithm).")

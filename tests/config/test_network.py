@@ -21,9 +21,7 @@ def variables(profile: str, *overrides: str) -> dict[str, str]:
 
 
 def test_control_over_tcp_and_data_over_infiniband() -> None:
-    found = variables(
-        "a100-32x8", "inter_node.interface=eth0", "inter_node.adapters=[mlx5_0, mlx5_1]"
-    )
+    found = variables("a100-32x8", "inter_node.interface=eth0", "inter_node.adapters=[mlx5_0, mlx5_1]")
     assert found["NCCL_NET"] == "IB"
     assert found["NCCL_IB_HCA"] == "=mlx5_0,mlx5_1"
     assert found["NCCL_SOCKET_IFNAME"] == found["TP_SOCKET_IFNAME"] == "eth0"
