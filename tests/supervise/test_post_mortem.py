@@ -41,7 +41,7 @@ def post_mortem(run: RunDir, attempt: int = 1) -> dict[str, Any]:
 
 def test_killed_rank(make: Callable[..., RunDir]) -> None:
     run = make(steps=4, die={"rank": 1, "step": 2})
-    assert runs.supervise(run).wait(60) == 0
+    assert runs.supervise(run).wait(150) == 0
     found = post_mortem(run)
     assert (found["cause"], found["finding"], found["rank"]) == ("signal", "rank_dead", 1)
     assert found["last_lines"] == ["last words of a dying rank"]
@@ -57,7 +57,7 @@ def test_killed_rank(make: Callable[..., RunDir]) -> None:
 
 def test_error_in_the_code(make: Callable[..., RunDir]) -> None:
     run = make(steps=4, fail={"rank": 1, "step": 2, "class": "user_code"})
-    assert runs.supervise(run).wait(60) == 0
+    assert runs.supervise(run).wait(150) == 0
     found = post_mortem(run)
     assert (found["cause"], found["rank"], found["step"]) == ("user_code", 1, 2)
     assert "Boom: it broke" in found["verdict"]
@@ -66,5 +66,5 @@ def test_error_in_the_code(make: Callable[..., RunDir]) -> None:
 
 def test_a_run_without_failures_has_none(make: Callable[..., RunDir]) -> None:
     run = make(steps=2)
-    assert runs.supervise(run).wait(60) == 0
+    assert runs.supervise(run).wait(150) == 0
     assert not run.attempt(1).post_mortem_json.exists()
