@@ -92,7 +92,9 @@ class NativeTraining:
         for block in self._stage.blocks.values():
             if layout.tp > 1:
                 parallelize_module(block, self._mesh["tp"], dict(SPLITS))
-        policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+        policy = MixedPrecisionPolicy(
+            param_dtype=torch.bfloat16, reduce_dtype=torch.float32, cast_forward_inputs=False
+        )
         for block in self._stage.blocks.values():
             fully_shard(block, mesh=self._mesh["dp"], mp_policy=policy)
         fully_shard(self._stage, mesh=self._mesh["dp"], mp_policy=policy)
