@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 
 from llmtrain.config.batch_ramp import BatchRamp
+from llmtrain.config.data import DataConfig
 from llmtrain.config.layout import Layout
 from llmtrain.config.model import ModelConfig
 from llmtrain.config.numerics import StabilityConfig
@@ -21,7 +22,7 @@ from llmtrain.engine.parallel.groups import Group
 from llmtrain.engine.step import Wishes, train_step, validate
 from llmtrain.errors import ConfigError
 from llmtrain.plan.supported import check_supported
-from tests.support.engine_cases import Case, build, gpt, llama, recipe, run_cases
+from tests.support.engine_cases import Case, build, gpt, llama, recipe, run_case, run_cases
 from tests.support.ranks import run_ranks
 
 pytestmark = pytest.mark.engine
@@ -103,3 +104,15 @@ def test_tf32_computes_as_fp32_on_a_cpu() -> None:
     case = Case(recipe(llama(), steps=3), Layout(micro_batch=2))
     other = replace(case, recipe=replace(case.recipe, precision=replace(case.recipe.precision, mode="tf32")))
     assert run_cases(0, 1, [case])[0].losses == run_cases(0, 1, [other])[0].losses
+
+
+def test_every_mode_ends_where_fp32_does() -> None:
+    """A short version of `tests/bench/precision_modes.py`, which does it on the default corpus."""
+    torch.set_num_threads(1)
+    losses = {}
+    for mode in ("fp32", "bf16", "fp16"):
+        made = replace(recipe(llama(), mode=mode, steps=30), data=DataConfig(validation_every=0))
+        losses[mode] = run_case(0, Case(made, Layout(micro_batch=4))).losses
+    assert losses["fp32"][-1] < losses["fp32"][0] - 1.0
+    for mode in ("bf16", "fp16"):
+        assert losses[mode][-1] == pytest.approx(losses["fp32"][-1], rel=0.01)
