@@ -14,8 +14,9 @@ from llmtrain.observe.document import status_document
 from llmtrain.observe.run_reader import read_view
 from llmtrain.run.job_file import read_attempt_file, read_job_file
 from llmtrain.run.layout import RunDir
-from llmtrain.run.record import read_record
+from llmtrain.run.record import AttemptRecord, read_record
 from llmtrain.supervise.allowance import allow_fewer
+from llmtrain.supervise.step_up import may_step_up
 from tests.support import breakable
 from tests.support import stand_in_runs as runs
 
@@ -141,7 +142,7 @@ def test_resume_takes_up_what_has_come_back(make: Callable[..., RunDir]) -> None
     breakable.mend_node(run, "n4")
     finish(run, breakable.supervise(run), 0)
     record = read_record(run)
-    assert shapes(run)[-1] == ("n1 n2 n3 n4 n5", 5)
+    assert shapes(run)[-1] == ("n1 n2 n3 n5 n4", 5)  # what was lost lately comes last
     assert (record.lost_nodes, record.away, record.losses[0].times) == ((), (), 1)
 
 
@@ -158,6 +159,41 @@ def test_a_node_that_comes_back_is_taken_up_at_the_next_attempt(make: Callable[.
     assert [dp for _, dp in shapes(run)] == [5, 4, 5]
     assert shapes(run)[-1][0] == "n1 n2 n3 n4 n5"
     assert read_record(run).lost_nodes == ("n2",)  # it goes on counting
+
+
+def test_the_run_steps_up_after_a_checkpoint_when_a_node_is_back(make: Callable[..., RunDir]) -> None:
+    run = make(*FIVE, steps=24, step_seconds=0.3, checkpoint_every=4)
+    supervisor = breakable.supervise(run, quarantine=0.2, step_up=0.2)
+    wait_for_attempt(run, 1)
+    lose(run, "n2", at=2)
+    wait_for_attempt(run, 2)
+    runs.wait_for(lambda: runs.step_reached(run, 1, 2), what="a step of attempt 2")
+    breakable.mend_node(run, "n2")
+    finish(run, supervisor, 0)
+    assert [dp for _, dp in shapes(run)] == [5, 4, 5]
+    record = read_record(run)
+    assert [attempt.outcome for attempt in record.attempts] == ["failed", "stopped", "completed"]
+    assert record.attempts[1].cause == "step_up"
+    gain = "back and fit: n2; the run steps up to the planned layout"
+    assert [event.payload.reason for event in runs.events(run, "decided")][1] == gain
+    # It left after a save, and what it had done until then was saved: nothing is done again.
+    steps = [(event.attempt, event.payload.step) for event in runs.events(run, "step_finished")]
+    last = max(step for attempt, step in steps if attempt == 2)
+    assert min(step for attempt, step in steps if attempt == 3) == last + 1
+    commits = [event.payload.step for event in runs.events(run, "checkpoint_committed") if event.attempt == 2]
+    assert len(commits) >= 2 and commits[-2] % 4 == 0 and commits[-1] == last
+    assert not runs.events(run, "found")[1:]
+
+
+def test_steps_up_back_off() -> None:
+    def up(ended: float) -> AttemptRecord:
+        return AttemptRecord(number=1, started=0.0, ended=ended, outcome="stopped", cause="step_up")
+
+    failed = AttemptRecord(number=1, started=0.0, ended=99.0, outcome="failed", cause="hang")
+    assert may_step_up([failed], 100.0, 60.0)
+    assert not may_step_up([up(100.0)], 159.0, 60.0) and may_step_up([up(100.0), failed], 160.0, 60.0)
+    twice = [up(100.0), up(200.0)]
+    assert not may_step_up(twice, 319.0, 60.0) and may_step_up(twice, 320.0, 60.0)
 
 
 def test_a_node_in_quarantine_is_not_taken_up(make: Callable[..., RunDir]) -> None:

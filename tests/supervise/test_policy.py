@@ -61,6 +61,10 @@ STOPPED = AttemptEnd(outcome="stopped", stop_wanted=True)
         (STOPPED, history(5), "stop", 75),
         # Ranks that were told to leave by somebody else (preempted) are resumable as well.
         (AttemptEnd(outcome="stopped"), history(5), "stop", 75),
+        # Nodes are back: it left for a better attempt, unless somebody wants a stop.
+        (AttemptEnd(outcome="stopped", gain="n2 is back"), history(5), "restart", 0),
+        (AttemptEnd(outcome="stopped", gain="n2 is back", stop_wanted=True), history(5), "stop", 75),
+        (dead(gain="n2 is back"), history(5), "restart", 0),
         (dead(stop_wanted=True), history(5), "stop", 75),
         (dead(), history(5), "restart", 0),
         (dead(), history(0), "restart", 0),

@@ -2,7 +2,7 @@
 
 A node is an address of the loopback device. While `RUN_DIR/down/NAME` exists, nothing gets into it;
 `break_node` also kills everything of it, as a power cut does. `python -m tests.support.breakable RUN_DIR
-SECONDS` is the supervisor of a run over such nodes, with so long a quarantine.
+QUARANTINE STEP_UP` is the supervisor of a run over such nodes, with these limits in seconds.
 """
 
 from __future__ import annotations
@@ -67,11 +67,11 @@ def make_run(path: Path, spec: JobSpec, **behaviour: object) -> RunDir:
     return run
 
 
-def supervise(run: RunDir, quarantine: float = 60.0) -> subprocess.Popen[bytes]:
-    """Start the supervisor."""
+def supervise(run: RunDir, quarantine: float = 60.0, step_up: float = 60.0) -> subprocess.Popen[bytes]:
+    """Start the supervisor, with so many seconds of quarantine, and between looks for nodes and steps up."""
     with run.supervisor_log.open("ab") as log:
         return subprocess.Popen(
-            [sys.executable, "-m", "tests.support.breakable", str(run.path), str(quarantine)],
+            [sys.executable, "-m", "tests.support.breakable", str(run.path), str(quarantine), str(step_up)],
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,
@@ -165,5 +165,7 @@ class BreakableTransport(LocalTransport):
 if __name__ == "__main__":
     registry.BACKENDS["local"] = "tests.support.breakable:BreakableNodes"
     limits_for = supervisor.limits_for
-    supervisor.limits_for = lambda *given: replace(limits_for(*given), quarantine=float(sys.argv[2]))
+    quarantine, step_up = (float(word) for word in sys.argv[2:4])
+    times = {"quarantine": quarantine, "step_up_look": step_up, "step_up_back_off": step_up}
+    supervisor.limits_for = lambda *given: replace(limits_for(*given), **times)
     sys.exit(supervisor.main(sys.argv[1:2]))
