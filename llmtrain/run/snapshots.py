@@ -114,8 +114,12 @@ def drop(folder: Path, *, keep: str = "") -> None:
     """Remove all snapshots but one; a folder that is left empty goes too."""
     with suppress(FileNotFoundError):
         for entry in folder.iterdir():
-            if entry.name != keep:
+            if entry.name == keep:
+                continue
+            if entry.is_dir() and not entry.is_symlink():
                 shutil.rmtree(entry, ignore_errors=True)
+            else:
+                entry.unlink(missing_ok=True)
     for empty in (folder, folder.parent):
         with suppress(OSError):
             empty.rmdir()
