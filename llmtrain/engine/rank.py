@@ -38,16 +38,7 @@ def run_rank(
 ) -> None:
     """Train until the end or until asked to stop. Raises ConfigError, CorpusError, CheckpointError, and what
     torch raises before the first step, then FailedInStep; `emit` has told the phases so far."""
-    if attempt.layout.world_size != env.world_size:
-        raise ConfigError(
-            [
-                Problem(
-                    str(run.attempt(env.attempt).attempt_json),
-                    f"its layout needs {attempt.layout.world_size} ranks, torchrun started {env.world_size}",
-                )
-            ]
-        )
-    flight.open()
+    _check_world(run, env, attempt)
     emit = _noting_phases(emit)
     accelerator = job.spec.cluster.accelerator
     device = choose_device(env.local_rank, accelerator if isinstance(accelerator, str) else accelerator.name)
@@ -98,9 +89,7 @@ def run_rank(
         ended = loop.run(progress)
     except BaseException as error:
         if error_class(error) == "out_of_memory":
-            note = MemoryFile(rank=env.rank, step=loop.step, layout=parts.layout)
-            with suppress(OSError):  # What killed the training is told in any case.
-                write_memory_file(run, attempt.number, note)
+            _note_memory(run, attempt, MemoryFile(rank=env.rank, step=loop.step, layout=parts.layout))
         raise FailedInStep(loop.step, error) from error
     finally:
         batches.close()
@@ -108,8 +97,28 @@ def run_rank(
     emit(RankFinished(reason=ended, step=loop.step))
 
 
+def _check_world(run: RunDir, env: RankEnv, attempt: AttemptFile) -> None:
+    """Raise ConfigError unless torchrun started as many ranks as the attempt's layout has."""
+    if attempt.layout.world_size != env.world_size:
+        raise ConfigError(
+            [
+                Problem(
+                    str(run.attempt(env.attempt).attempt_json),
+                    f"its layout needs {attempt.layout.world_size} ranks, torchrun started {env.world_size}",
+                )
+            ]
+        )
+
+
+def _note_memory(run: RunDir, attempt: AttemptFile, note: MemoryFile) -> None:
+    """Leave word that memory ran out, for the attempts that follow."""
+    with suppress(OSError):  # What killed the training is told in any case.
+        write_memory_file(run, attempt.number, note)
+
+
 def _noting_phases(emit: Emit) -> Emit:
-    """Tell, and note phases in the flight recorder."""
+    """Tell, and note phases in the flight recorder, which the agent can read from now on."""
+    flight.open()
 
     def emit_and_note(payload: Payload) -> None:
         if isinstance(payload, PhaseStarted):
