@@ -21,6 +21,7 @@ from llmtrain.errors import ExitStatus, LlmtrainError, Problem
 
 COMMANDS = (
     "plan",
+    "simulate",
     "launch",
     "resume",
     "status",

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from llmtrain.backends.base import AllocationBackend, Backend, Node, PreflightBackend, ReturnBackend
+from llmtrain.config.layout import Layout
 from llmtrain.plan.placement import ranks_on_nodes
 from llmtrain.run.job_file import JobFile
 from llmtrain.run.ladder_file import read_allowance, read_ladder
@@ -82,9 +83,10 @@ class Members:
         self.nodes = tuple(known[name] for name in ordered if name in known)
         return with_returned(record, [name for name in wanted if name in known])
 
-    def gain(self, record: RunRecord, rung: int) -> str:
-        """What an attempt on all nodes that are fit now would gain over one on a rung; empty: nothing. Asks
-        those whose quarantine is over, in bounded time, and changes nothing. Raises LlmtrainError."""
+    def gain(self, record: RunRecord, rung: int, pays: Callable[[Layout], bool]) -> str:
+        """What an attempt on all nodes that are fit now would gain over one on a rung; empty: nothing, or not
+        enough for what `pays` says of its layout. Asks those whose quarantine is over, in bounded time, and
+        changes nothing. Raises LlmtrainError."""
         wanted = due(record, time.time(), self._limits.quarantine)
         if not wanted or not rung:
             return ""
@@ -95,7 +97,7 @@ class Members:
         batch = self._job.spec.recipe.batch.global_size
         away = [name for name in record.away if name not in names]
         better = choose(self._job, read_ladder(self._run_dir, batch), nodes, away, number=0)
-        if 0 < better.rung <= rung:
+        if 0 < better.rung <= rung or not pays(better.layout):
             return ""
         where = f"the rung for {better.rung} nodes" if better.rung else "the planned layout"
         return f"back and fit: {', '.join(names)}; the run steps up to {where}"

@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 
+from llmtrain.config.layout import Layout
 from llmtrain.events.state import RunState
 from llmtrain.run.record import AttemptRecord
 from llmtrain.supervise.limits import Limits
@@ -22,6 +23,22 @@ def may_step_up(attempts: Sequence[AttemptRecord], now: float, back_off: float) 
     one, so that a node that comes and goes costs few restarts. `now`: epoch seconds."""
     ended = [attempt.ended or now for attempt in attempts if attempt.cause == STEPPED_UP]
     return not ended or now - ended[-1] >= back_off * min(LONGEST_BACK_OFF, 2 ** (len(ended) - 1))
+
+
+def pays(now: Layout, better: Layout, global_batch: int, between: float, cost: float) -> bool:
+    """Whether another layout saves more than the `cost` of a restart in the mean time `between` two failures,
+    after which there would be one anyway. Seconds."""
+    return between * (1.0 - relative_time(better, now, global_batch)) > cost
+
+
+def relative_time(layout: Layout, other: Layout, global_batch: int) -> float:
+    """Time of a step in a layout over that in another one with the same stages: the replica with most
+    micro-batches decides, and its pipeline has to be filled too."""
+
+    def slots(each: Layout) -> float:
+        return (max(each.micro_batches(global_batch)) + each.pp - 1) * each.micro_batch / each.pp / each.tp
+
+    return slots(layout) / slots(other)
 
 
 class StepUp:

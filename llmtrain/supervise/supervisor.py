@@ -10,6 +10,7 @@ from dataclasses import replace
 from llmtrain.backends.base import AllocationBackend, Backend
 from llmtrain.backends.preflight import PreflightError
 from llmtrain.config.codec import to_json
+from llmtrain.config.layout import Layout
 from llmtrain.errors import ExitStatus, InfeasibleError, LlmtrainError
 from llmtrain.events.schema import AttemptEnded, AttemptStarted, Decided, Notice, RunEnded
 from llmtrain.events.writer import EventWriter
@@ -33,7 +34,7 @@ from llmtrain.supervise.node_memory import NodeMemory
 from llmtrain.supervise.pace import Pace
 from llmtrain.supervise.policy import Budget, Decision, History, decide, past_budget, short_of_nodes
 from llmtrain.supervise.standby import StandbyKeeper, StandbySettings
-from llmtrain.supervise.step_up import StepUp, may_step_up
+from llmtrain.supervise.step_up import StepUp, may_step_up, pays
 
 
 class Supervisor:
@@ -218,12 +219,17 @@ class Supervisor:
         """What looks for nodes that come back, for an attempt on a lower rung."""
         if not plan.rung:
             return None
-        record, limits = self._record, self._limits
+        record, limits, failures = self._record, self._limits, self._job.spec.cluster.failures
+        between = expected_between(record.attempts, failures.node_mtbf, len(plan.nodes))
+        batch = self._job.spec.recipe.batch.global_size
+
+        def does_pay(better: Layout) -> bool:
+            return pays(plan.layout, better, batch, between, failures.restart)
 
         def gain() -> str:
             if not may_step_up(record.attempts, time.time(), limits.step_up_back_off):
                 return ""
-            return self._members.gain(record, plan.rung)
+            return self._members.gain(record, plan.rung, does_pay)
 
         return StepUp(gain, limits)
 
