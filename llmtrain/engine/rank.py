@@ -66,18 +66,16 @@ def run_rank(
     checkpoints = checkpoints_of(run, job.run_id, attempt, parts)
     progress, name, reason = checkpoints.restore(attempt.restore)
     if env.rank == 0:
-        emit(Restored(step=progress.step, checkpoint=name, reason=reason))
-        _warn_about_restart(progress.step, reason, emit)
+        _tell_restored(Restored(step=progress.step, checkpoint=name, reason=reason), emit)
     capacity = device.memory_capacity(env.local_world_size)
     micro_batch = MicroBatchControl(parts, emit, DeviceMeter(device, capacity))
     micro_batch.begin(run, progress.extra, progress.step)
-    peak = peak_flops(accelerator, recipe.precision.mode)
     loop = Loop(
         parts,
         checkpoints,
         emit,
         should_stop=lambda: stop.is_set,
-        peak_flops=peak,
+        peak_flops=peak_flops(accelerator, recipe.precision.mode),
         trace=TraceFile(
             run.attempt(env.attempt).rank_trace(env.rank),
             trace_place(parts.groups, parts.layout, parts.batches.micro_batches),
@@ -145,6 +143,8 @@ def _tell_about_numbers(recipe: Recipe, device: Device, emit: Emit) -> None:
         emit(Notice(message=text, level="warning"))
 
 
-def _warn_about_restart(step: int, reason: str, emit: Emit) -> None:
-    if reason and step and reason != FROM_MEMORY:
-        emit(Notice(message=f"restored step {step}, not the newest checkpoint: {reason}", level="warning"))
+def _tell_restored(restored: Restored, emit: Emit) -> None:
+    emit(restored)
+    if restored.reason and restored.step and restored.reason != FROM_MEMORY:
+        text = f"restored step {restored.step}, not the newest checkpoint: {restored.reason}"
+        emit(Notice(message=text, level="warning"))
