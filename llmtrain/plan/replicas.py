@@ -36,29 +36,33 @@ def choose_replicas(dims: ParallelDims, nodes: Sequence[Sequence[int]], copies: 
     ranks of every node.
     """
     count = len(nodes)
-    wanted = min(copies, count - 1)
-    by_distance = {distance: _targets(dims, nodes, distance) for distance in range(1, count)}
-    cost = {
-        distance: sum(_replica(dims, rank) == _replica(dims, target) for rank, target in targets.items())
-        for distance, targets in by_distance.items()
-    }
-    chosen = sorted(cost, key=lambda distance: (cost[distance], distance))[:wanted]
+    wanted = max(0, min(copies, count - 1))
     world = sum(len(ranks) for ranks in nodes)
+    replica = [_replica(dims, rank) for rank in range(world)]
+    found: list[tuple[int, int, dict[int, int]]] = []
+    for distance in range(1, count):
+        if sum(cost == 0 for cost, *_ in found) >= wanted:
+            break  # The nearest that cost nothing are enough.
+        targets = _targets(replica, nodes, distance)
+        found.append((sum(replica[rank] == replica[to] for rank, to in targets.items()), distance, targets))
+    chosen = sorted(found, key=lambda one: one[:2])[:wanted]
     return Replicas(
-        targets=tuple(tuple(by_distance[distance][rank] for distance in chosen) for rank in range(world)),
-        in_same_pipeline=sum(cost[distance] for distance in chosen),
+        targets=tuple(tuple(targets[rank] for *_, targets in chosen) for rank in range(world)),
+        in_same_pipeline=sum(cost for cost, *_ in chosen),
     )
 
 
-def _targets(dims: ParallelDims, nodes: Sequence[Sequence[int]], distance: int) -> dict[int, int]:
+def _targets(
+    replica: Sequence[tuple[int, int]], nodes: Sequence[Sequence[int]], distance: int
+) -> dict[int, int]:
     """Rank -> rank so many nodes further: of another replica if there is one, each about equally often."""
     targets = {}
     for number, ranks in enumerate(nodes):
         there = nodes[(number + distance) % len(nodes)]
         for place, rank in enumerate(ranks):
             turned = [there[(place + turn) % len(there)] for turn in range(len(there))]
-            others = [other for other in turned if _replica(dims, other) != _replica(dims, rank)]
-            targets[rank] = (others or turned)[0]
+            others = (other for other in turned if replica[other] != replica[rank])
+            targets[rank] = next(others, turned[0])
     return targets
 
 
