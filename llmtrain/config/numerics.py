@@ -22,8 +22,8 @@ Scale = Annotated[float, Bounds(low=2.0**3, high=2.0**24)]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LossScaleConfig:
-    """Dynamic loss scaling, used by `precision.mode: fp16` alone. The loss is multiplied by the scale, so that
-    small gradients do not vanish in FP16; the scale stays between 2^3 and 2^24."""
+    """Dynamic loss scaling, used by `precision.mode: fp16` alone. The loss is multiplied by the scale, so
+    that small gradients do not vanish in FP16; the scale stays between 2^3 and 2^24."""
 
     initial: Scale = 2.0**16
     """Scale of the first step."""
@@ -127,7 +127,7 @@ class SpikeConfig:
     window: Annotated[int, Bounds(low=8, high=4096)] = 64
     """Steps that a value is compared with."""
     threshold: PositiveFloat = 8.0
-    """Deviations above the median (1.4826 x MAD: a standard deviation, for normal values) that are a spike."""
+    """Deviations above the median (1.4826 x MAD: normal values' standard deviation) that are a spike."""
     patience: PositiveInt = 5
     """Spikes in a row, or rewinds without `stability.forgive_steps` clean steps between them, after which the
     new level is taken for normal."""

@@ -40,28 +40,13 @@ def run_rank(
     torch raises before the first step, then FailedInStep; `emit` has told the phases so far."""
     _check_world(run, env, attempt)
     emit = _noting_phases(emit)
-    accelerator = job.spec.cluster.accelerator
-    device = choose_device(env.local_rank, accelerator if isinstance(accelerator, str) else accelerator.name)
-    if env.world_size > 1:
-        patience = timedelta(seconds=job.spec.cluster.patience.collective)
-        init_process_group(device, env.rank, env.world_size, patience)
-    emit(PhaseStarted(phase="build"))
     recipe = job.spec.recipe
+    device = _join(env, job)
+    emit(PhaseStarted(phase="build"))
     disturbance.prepare(recipe.faults.inject, env.rank, env.attempt)
     if env.rank == 0:
         _tell_about_numbers(recipe, device, emit)
-    corpora = open_corpora(read_data_file(run.data_json), recipe, run.path.parent)
-    parts = build_parts(
-        recipe,
-        attempt.layout,
-        env.rank,
-        device,
-        train=corpora.train,
-        validation=corpora.validation,
-        ranks_per_node=env.local_world_size,
-    )
-    batches = PrefetchedBatches(parts.batches, device, parts.steps)
-    parts = replace(parts, batches=batches)
+    parts, batches = _build(run, env, job, attempt, device)
     emit(PhaseStarted(phase="load"))
     checkpoints = checkpoints_of(run, job.run_id, attempt, parts)
     progress, name, reason = checkpoints.restore(attempt.restore)
@@ -75,11 +60,8 @@ def run_rank(
         checkpoints,
         emit,
         should_stop=lambda: stop.is_set,
-        peak_flops=peak_flops(accelerator, recipe.precision.mode),
-        trace=TraceFile(
-            run.attempt(env.attempt).rank_trace(env.rank),
-            trace_place(parts.groups, parts.layout, parts.batches.micro_batches),
-        ),
+        peak_flops=peak_flops(job.spec.cluster.accelerator, recipe.precision.mode),
+        trace=_trace_file(run, env, parts),
         micro_batch=micro_batch,
         between_failures=attempt.between_failures,
     )
@@ -93,6 +75,40 @@ def run_rank(
         batches.close()
     leave(parts)
     emit(RankFinished(reason=ended, step=loop.step))
+
+
+def _join(env: RankEnv, job: JobFile) -> Device:
+    """Choose the device and meet the other ranks."""
+    accelerator = job.spec.cluster.accelerator
+    device = choose_device(env.local_rank, accelerator if isinstance(accelerator, str) else accelerator.name)
+    if env.world_size > 1:
+        patience = timedelta(seconds=job.spec.cluster.patience.collective)
+        init_process_group(device, env.rank, env.world_size, patience)
+    return device
+
+
+def _build(
+    run: RunDir, env: RankEnv, job: JobFile, attempt: AttemptFile, device: Device
+) -> tuple[Parts, PrefetchedBatches]:
+    """All that the rank trains with, its batches read ahead by a thread that the caller closes."""
+    recipe = job.spec.recipe
+    corpora = open_corpora(read_data_file(run.data_json), recipe, run.path.parent)
+    parts = build_parts(
+        recipe,
+        attempt.layout,
+        env.rank,
+        device,
+        train=corpora.train,
+        validation=corpora.validation,
+        ranks_per_node=env.local_world_size,
+    )
+    batches = PrefetchedBatches(parts.batches, device, parts.steps)
+    return replace(parts, batches=batches), batches
+
+
+def _trace_file(run: RunDir, env: RankEnv, parts: Parts) -> TraceFile:
+    place = trace_place(parts.groups, parts.layout, parts.batches.micro_batches)
+    return TraceFile(run.attempt(env.attempt).rank_trace(env.rank), place)
 
 
 def _check_world(run: RunDir, env: RankEnv, attempt: AttemptFile) -> None:

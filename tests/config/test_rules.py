@@ -32,7 +32,9 @@ def test_every_rule_has_a_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     silent: dict[str, Rule] = {
         entry.check.__name__: entry
         for entry in (*RECIPE_RULES, *CLUSTER_RULES, *JOB_RULES)
-        if entry.check.__module__.endswith((".recipe_rules", ".numerics_rules", ".cluster_rules", ".job_rules"))
+        if entry.check.__module__.endswith(
+            (".recipe_rules", ".numerics_rules", ".cluster_rules", ".job_rules")
+        )
     }
     for case in CASES:
         case.write(tmp_path)

@@ -1,5 +1,5 @@
-"""A killed rank costs few steps while snapshots lie in shared memory; the run ends with the very weights of an
-uninterrupted one, and frees the memory."""
+"""A killed rank costs few steps while snapshots lie in shared memory; the run ends with the very weights of
+an uninterrupted one, and frees the memory."""
 
 from __future__ import annotations
 
