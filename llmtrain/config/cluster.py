@@ -83,7 +83,6 @@ class InterNodeConfig:
     Stages of one pipeline are placed under one switch. Default on SLURM: what `scontrol show topology` says.
     """
 
-
     @property
     def is_infiniband(self) -> bool:
         """Whether collectives go over InfiniBand."""
@@ -180,6 +179,11 @@ class SoftwareConfig:
     """
     fp8_scaling: Literal["delayed", "tensor", "row"] = "delayed"
     """How FP8 scales are found: from earlier steps, from the tensor itself, or for each row."""
+    fp8_gather: bool = False
+    """Whether tensor-parallel ranks gather the inputs of FP8 products in FP8."""
+    shard_within_node: bool = False
+    """Whether ZeRO shards over the replicas of one node only, so that every node has all of them (hybrid
+    sharding)."""
     pipeline_scatter: bool = False
     """Whether tensor-parallel ranks each send their share of a stage's output, which the receivers gather."""
     overlap_tensor: Share = 0.2
@@ -227,6 +231,9 @@ class FailureConfig:
     """Seconds from a failure to the first step of the next attempt, without the steps done again."""
     repair: PositiveDuration = 86400.0
     """Seconds until a failed node is back (duration, e.g. `1d`)."""
+    wait_for_node: Duration = 0.0
+    """Longest wait for lost nodes to come back when no layout fits on those that are left, inside the
+    node-loss budget; then the run ends with exit code 93."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,6 +16,7 @@ from enum import Enum, auto
 from llmtrain.agent import messages
 from llmtrain.backends.base import Backend
 from llmtrain.events.state import RunState
+from llmtrain.run.job_file import JobFile
 from llmtrain.run.layout import RunDir
 from llmtrain.supervise.attempt_plan import AttemptPlan
 from llmtrain.supervise.crew import Crew
@@ -44,6 +45,17 @@ class StandbySettings:
     """Seconds of training in an attempt before the next one's ranks are started."""
     steps: int
     """Of the whole training."""
+
+
+def standby_settings(job: JobFile) -> StandbySettings:
+    """Whether and when a run's recipe wants ranks in standby."""
+    recipe = job.spec.recipe
+    return StandbySettings(
+        # Ranks in standby have read their attempt's files already; elsewhere those come later.
+        is_wanted=recipe.faults.standby and job.spec.cluster.storage.shared == "everywhere",
+        after=recipe.faults.standby_after,
+        steps=int(recipe.train.steps or 0),
+    )
 
 
 def is_due(state: RunState, attempt: int, settings: StandbySettings, running: float) -> bool:

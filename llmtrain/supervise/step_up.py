@@ -9,8 +9,12 @@ from collections.abc import Callable, Sequence
 
 from llmtrain.config.layout import Layout
 from llmtrain.events.state import RunState
-from llmtrain.run.record import AttemptRecord
+from llmtrain.run.job_file import JobFile
+from llmtrain.run.record import AttemptRecord, RunRecord
+from llmtrain.supervise.attempt_plan import AttemptPlan
+from llmtrain.supervise.failure_rate import expected_between
 from llmtrain.supervise.limits import Limits
+from llmtrain.supervise.members import Members
 
 STEPPED_UP = "step_up"
 """Cause of an attempt's end that nothing was wrong with."""
@@ -82,3 +86,23 @@ class StepUp:
             return
         if gain:
             self._gained_at, self._gain = time.monotonic(), gain
+
+
+def watch_for_nodes(
+    members: Members, record: RunRecord, plan: AttemptPlan, job: JobFile, limits: Limits
+) -> StepUp | None:
+    """What looks for nodes that come back, for an attempt on a lower rung; None for one on the highest."""
+    if not plan.rung:
+        return None
+    failures, batch = job.spec.cluster.failures, job.spec.recipe.batch.global_size
+    between = expected_between(record.attempts, failures.node_mtbf, len(plan.nodes))
+
+    def does_pay(better: Layout) -> bool:
+        return pays(plan.layout, better, batch, between, failures.restart)
+
+    def gain() -> str:
+        if not may_step_up(record.attempts, time.time(), limits.step_up_back_off):
+            return ""
+        return members.gain(record, plan.rung, does_pay)
+
+    return StepUp(gain, limits)

@@ -10,7 +10,6 @@ from dataclasses import replace
 from llmtrain.backends.base import AllocationBackend, Backend
 from llmtrain.backends.preflight import PreflightError
 from llmtrain.config.codec import to_json
-from llmtrain.config.layout import Layout
 from llmtrain.errors import ExitStatus, InfeasibleError, LlmtrainError
 from llmtrain.events.schema import AttemptEnded, AttemptStarted, Decided, Notice, RunEnded
 from llmtrain.events.writer import EventWriter
@@ -33,8 +32,9 @@ from llmtrain.supervise.membership import node_changes, with_losses
 from llmtrain.supervise.node_memory import NodeMemory
 from llmtrain.supervise.pace import Pace
 from llmtrain.supervise.policy import Budget, Decision, History, decide, past_budget, short_of_nodes
-from llmtrain.supervise.standby import StandbyKeeper, StandbySettings
-from llmtrain.supervise.step_up import StepUp, may_step_up, pays
+from llmtrain.supervise.standby import StandbyKeeper, standby_settings
+from llmtrain.supervise.step_up import watch_for_nodes
+from llmtrain.supervise.waiting import plan_or_wait
 
 
 class Supervisor:
@@ -130,11 +130,11 @@ class Supervisor:
             if end := past_budget(self._record.lost_nodes, self._budget):
                 return end
             ensure_corpus(self._run_dir, self._job.spec.recipe, self._control, writer)
-            plan = self._members.plan(self._record, number)
+            plan = self._plan(number, writer)
         except StopWantedError:
             return Decision(
                 action="stop",
-                reason="stopped before the first attempt",
+                reason="stopped before the attempt began",
                 exit_status=ExitStatus.RESUMABLE,
             )
         except (InfeasibleError, PreflightError) as error:
@@ -148,6 +148,18 @@ class Supervisor:
         self._pace = runner.pace
         self._finish(record, result, time.monotonic() - clock, writer)
         return self._decide(result, first, writer)
+
+    def _plan(self, number: int, writer: EventWriter) -> AttemptPlan:
+        return plan_or_wait(
+            self._members,
+            self._record,
+            number,
+            patience=self._job.spec.cluster.failures.wait_for_node,
+            pause=self._limits.look_again,
+            control=self._control,
+            save=self._save,
+            note=lambda text: writer.emit(Notice(message=text, level="warning")),
+        )
 
     def _begin(
         self, plan: AttemptPlan, record: AttemptRecord, first: int, reason: str, writer: EventWriter
@@ -212,26 +224,8 @@ class Supervisor:
             global_batch=self._job.spec.recipe.batch.global_size,
             on_gpu=self._job.spec.cluster.accelerator != "cpu",
             pace=self._pace,
-            step_up=self._step_up(plan),
+            step_up=watch_for_nodes(self._members, self._record, plan, self._job, self._limits),
         )
-
-    def _step_up(self, plan: AttemptPlan) -> StepUp | None:
-        """What looks for nodes that come back, for an attempt on a lower rung."""
-        if not plan.rung:
-            return None
-        record, limits, failures = self._record, self._limits, self._job.spec.cluster.failures
-        between = expected_between(record.attempts, failures.node_mtbf, len(plan.nodes))
-        batch = self._job.spec.recipe.batch.global_size
-
-        def does_pay(better: Layout) -> bool:
-            return pays(plan.layout, better, batch, between, failures.restart)
-
-        def gain() -> str:
-            if not may_step_up(record.attempts, time.time(), limits.step_up_back_off):
-                return ""
-            return self._members.gain(record, plan.rung, does_pay)
-
-        return StepUp(gain, limits)
 
     def _environment(self) -> dict[str, str]:
         names = self._job.spec.cluster.environment.pass_through
@@ -302,14 +296,3 @@ class Supervisor:
         write_record(self._run_dir, record, self._lease)
         self._members.remember(self._record, record)
         self._record = record
-
-
-def standby_settings(job: JobFile) -> StandbySettings:
-    """Whether and when a run's recipe wants ranks in standby."""
-    recipe = job.spec.recipe
-    return StandbySettings(
-        # Ranks in standby have read their attempt's files already; elsewhere those come later.
-        is_wanted=recipe.faults.standby and job.spec.cluster.storage.shared == "everywhere",
-        after=recipe.faults.standby_after,
-        steps=int(recipe.train.steps or 0),
-    )

@@ -50,7 +50,7 @@ def attempt(number: int, outcome: str, seconds: float, step: int = 5) -> Attempt
         started=100.0,
         ended=100.0 + seconds,
         outcome=outcome,
-        reached_step=step,  # type: ignore[arg-type]
+        reached_step=step,
     )
 
 

@@ -217,3 +217,19 @@ def test_nothing_fits_on_the_nodes_left(make: Callable[..., RunDir]) -> None:
     assert message.startswith(
         "1 of 2 nodes are left, and no layout of the ladder fits on 1 node (lost: n2); newest checkpoint: "
     )
+
+
+def test_the_run_waits_for_a_node_where_the_profile_allows(make: Callable[..., RunDir]) -> None:
+    stages = ("parallel.dp=1", "parallel.tp=1", "parallel.pp=2", "batch.micro=1")
+    patient = ("faults.node_loss_budget=0.5", "cluster.failures.wait_for_node=2m")
+    run = make(*stages, *patient, nodes=2, steps=9, step_seconds=0.3)
+    supervisor = breakable.supervise(run, quarantine=0.2)
+    wait_for_attempt(run, 1)
+    lose(run, "n2", at=2)
+    said = "waiting for nodes to come back, for at most 2 min 00 s"
+    runs.wait_for(
+        lambda: any(said in event.payload.message for event in runs.events(run, "notice")), what="the wait"
+    )
+    breakable.mend_node(run, "n2")
+    finish(run, supervisor, 0)
+    assert [nodes for nodes, _ in shapes(run)] == ["n1 n2", "n1 n2"]

@@ -11,6 +11,7 @@ import pytest
 from llmtrain.cli.main import run
 from llmtrain.config.layout import Layout
 from llmtrain.supervise.limits import Limits
+from llmtrain.supervise.policy import Decision
 from llmtrain.supervise.simulation import presets
 from llmtrain.supervise.simulation import simulate as simulation
 from llmtrain.supervise.simulation.account import Account
@@ -101,8 +102,8 @@ def test_a_detector_that_is_too_hasty_is_seen(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_a_policy_that_gives_up_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    def give_up(*_: object) -> simulation.Decision:
-        return simulation.Decision(action="give_up", reason="tired")
+    def give_up(*_: object) -> Decision:
+        return Decision(action="give_up", reason="tired")
 
     monkeypatch.setattr(simulation, "decide", give_up)
     assert simulate(small(32), 0).wrong["give_up: tired"] > 0

@@ -166,6 +166,11 @@ if __name__ == "__main__":
     registry.BACKENDS["local"] = "tests.support.breakable:BreakableNodes"
     limits_for = supervisor.limits_for
     quarantine, step_up = (float(word) for word in sys.argv[2:4])
-    times = {"quarantine": quarantine, "step_up_look": step_up, "step_up_back_off": step_up}
+    times = {
+        "quarantine": quarantine,
+        "look_again": 1.0,
+        "step_up_look": step_up,
+        "step_up_back_off": step_up,
+    }
     supervisor.limits_for = lambda *given: replace(limits_for(*given), **times)
     sys.exit(supervisor.main(sys.argv[1:2]))

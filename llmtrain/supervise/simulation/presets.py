@@ -12,7 +12,7 @@ from llmtrain.plan.reliability import spares_needed
 from llmtrain.run.job_file import JobFile
 from llmtrain.run.ladder_file import FrozenRung
 from llmtrain.supervise.simulation.model import Durations, Scenario, rungs_by_replicas
-from llmtrain.supervise.simulation.trace import DAY, Rates
+from llmtrain.supervise.simulation.trace import DAY, Kind, Rates
 
 STATE_BYTES = 12.0
 """Of a parameter in a checkpoint."""
@@ -24,7 +24,7 @@ COMMON = (
     "a save stalls the training for the copy into host memory (10 GB/s a node, at least 1 s)",
     "nodes fail independently and evenly; repairs last exponentially long",
 )
-SHARES_BY_DEFAULT = {"rank": 0.45, "node": 0.5, "hang": 0.05}
+SHARES_BY_DEFAULT: Mapping[Kind, float] = {"rank": 0.45, "node": 0.5, "hang": 0.05}
 
 
 def durations(parameters: float, nodes: int, write: float, load: float, step: float) -> Durations:
@@ -119,7 +119,7 @@ def _published(
     layout: Layout,
     batch: int,
     per_day: float,
-    shares: Mapping[str, float],
+    shares: Mapping[Kind, float],
     repair: float,
     days: float,
     took: Durations,
@@ -137,7 +137,7 @@ def _published(
         nodes=nodes,
         spares=spares,
         seconds=days * DAY,
-        rates=Rates(interruptions_per_day=per_day, shares=shares, repair=repair),  # type: ignore[arg-type]
+        rates=Rates(interruptions_per_day=per_day, shares=shares, repair=repair),
         durations=took,
         node_mtbf=used * DAY / per_day,
         assumptions=(*assumptions, f"{spares} spares, as the plan has them for 95 of 100 days", *COMMON),

@@ -84,11 +84,13 @@ class _Simulation:
             if len(self._nodes) - len(self._record.away) < self._planned_nodes:
                 self._record = with_returned(self._record, back)
         if past_budget(self._record.lost_nodes, self._budget):
-            return self._person_resumes("past the budget")
+            self._person_resumes("past the budget")
+            return None
         try:
             plan = choose(self._given.job, self._given.rungs, self._nodes, self._record.away, number=number)
         except InfeasibleError:
-            return self._person_resumes("nothing fits")
+            self._person_resumes("nothing fits")
+            return None
         self._account.attempts += 1
         return plan
 

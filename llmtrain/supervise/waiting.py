@@ -1,0 +1,48 @@
+"""Waiting for nodes to come back when nothing fits on those that are left."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from llmtrain.errors import InfeasibleError
+from llmtrain.run.record import RunRecord
+from llmtrain.supervise.attempt_plan import AttemptPlan
+from llmtrain.supervise.control import Control
+from llmtrain.supervise.corpus import StopWantedError
+from llmtrain.supervise.members import Members
+from llmtrain.units import format_duration
+
+
+def plan_or_wait(
+    members: Members,
+    record: RunRecord,
+    number: int,
+    *,
+    patience: float,
+    pause: float,
+    control: Control,
+    save: Callable[[RunRecord], None],
+    note: Callable[[str], None],
+) -> AttemptPlan:
+    """The next attempt; where nothing fits, nodes in quarantine are waited for, for `patience` seconds, and
+    looked at every `pause`. Every newer record goes to `save`.
+
+    Raises InfeasibleError when the time is over, StopWantedError, and what `Members` raises.
+    """
+    deadline = time.monotonic() + patience
+    is_told = False
+    while True:
+        try:
+            return members.plan(record, number)
+        except InfeasibleError as error:
+            if time.monotonic() >= deadline or not record.away:
+                raise
+            if not is_told:
+                note(f"{error}; waiting for nodes to come back, for at most {format_duration(patience)}")
+                is_told = True
+        control.sleep(pause)
+        if control.wish() is not None:
+            raise StopWantedError
+        record = members.look_again(record)
+        save(record)
