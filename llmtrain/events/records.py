@@ -161,6 +161,11 @@ class AttemptState:
     tokens_seen: int = 0
     evaluation_seconds: float = 0.0
     checkpoint_seconds: float = 0.0
+    load_began: float | None = None
+    """When rank 0 began to restore a state, epoch seconds."""
+    load_seconds: float = 0.0
+    found_time: float | None = None
+    """When its first finding was told, epoch seconds."""
 
     @property
     def steps(self) -> int:

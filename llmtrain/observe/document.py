@@ -6,7 +6,7 @@ import math
 from typing import Any
 
 from llmtrain.events.records import AttemptState, CheckpointPoint, RankState
-from llmtrain.observe.goodput import costs, goodput
+from llmtrain.observe.goodput import costs, costs_by_cause, goodput
 from llmtrain.observe.members import node_states
 from llmtrain.observe.reactions import reactions_document
 from llmtrain.observe.run_reader import RunView
@@ -52,7 +52,7 @@ def status_document(view: RunView) -> dict[str, Any]:
         "lost_nodes": list(view.job.lost_nodes),
         "attempts": _attempts(view),
         "checkpoint": _checkpoint(view, state.checkpoints[-1]) if state.checkpoints else None,
-        "goodput": goodput(view).document(),
+        "goodput": {**goodput(view).document(), "cost_seconds_by_cause": costs_by_cause(view)},
         "loss_curve": _curve(view),
         "events": [
             {"time": moment.time, "attempt": moment.attempt, "level": moment.level, "text": moment.text}

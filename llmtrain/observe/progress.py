@@ -14,6 +14,7 @@ from llmtrain.errors import ExitStatus
 from llmtrain.events.event import Event
 from llmtrain.events.moments import describe
 from llmtrain.events.schema import CheckpointCommitted, Evaluated, PhaseStarted, RunEnded, StepFinished
+from llmtrain.observe.goodput_text import goodput_text
 from llmtrain.observe.run_reader import RunReader, RunView
 from llmtrain.observe.status import status_screen
 from llmtrain.observe.terminal import screen_of
@@ -166,6 +167,10 @@ class Plain:
                 yield f"validation loss {loss_text(loss)} after step {number}"
             case CheckpointCommitted(name=name, bytes=size, seconds=seconds):
                 yield f"checkpoint {name}, {bytes_text(size)} in {duration_text(seconds)}"
+            case RunEnded():
+                split = goodput_text(view)
+                if split:
+                    yield f"goodput {split}"
             case PhaseStarted(phase=phase) if event.rank == 0 and phase not in QUIET_PHASES:
                 yield f"rank 0: {phase}"
 

@@ -12,14 +12,13 @@ from rich.text import Text
 
 from llmtrain.events.records import NodeStatus, RankStatus
 from llmtrain.observe.chart import line_chart, sparkline
-from llmtrain.observe.goodput import goodput
+from llmtrain.observe.goodput_text import goodput_text
 from llmtrain.observe.members import node_counts, node_states
 from llmtrain.observe.node_grid import grid_lines
 from llmtrain.observe.reactions import reactions_text
 from llmtrain.observe.run_reader import RunView
 from llmtrain.observe.tables import attempts_table, known_ranks, labelled_table, ranks_table
 from llmtrain.observe.wording import (
-    SPENT,
     STYLES,
     age_text,
     bytes_text,
@@ -179,16 +178,8 @@ def _fact_rows(view: RunView, screen: Screen) -> Iterator[tuple[str, str]]:
     numbers = reactions_text(view.state.reactions)
     if numbers:
         yield "numbers", numbers
-    split = goodput(view)
-    if split.ratio is not None:
-        spent = [
-            f"{SPENT.get(name, name)} {duration_text(seconds)}"
-            for name, seconds in split.parts()[1:]
-            if seconds >= 0.01 * split.total
-        ]
-        about = "about " if split.estimated else ""
-        rest = f"   the rest: {', '.join(spent)}" if spent else ""
-        yield "goodput", f"{about}{percent_text(split.ratio)}{rest}"
+    if split := goodput_text(view):
+        yield "goodput", split
 
 
 def _speed(view: RunView) -> str:

@@ -40,11 +40,14 @@ STYLES = {
 
 SPENT = {
     "productive": "training",
+    "slow": "slower on fewer nodes",
     "lost": "steps done again",
     "start": "starting",
+    "load": "loading",
     "checkpoint": "saving",
     "evaluation": "validating",
-    "notice": "noticing failures",
+    "detect": "noticing failures",
+    "tear_down": "tearing down",
     "down": "between attempts",
 }
 """What time was spent on, for people; a part that is not here has its own name."""

@@ -103,9 +103,13 @@ def test_document_of_a_restarted_run(tell) -> None:
     assert split["lost_seconds"] == pytest.approx(3 * 0.5)
     assert split["productive_seconds"] == pytest.approx(41 * 0.5)
     assert split["start_seconds"] == pytest.approx(2 * 2)
-    assert split["notice_seconds"] == pytest.approx(0.6)
+    assert split["detect_seconds"] == pytest.approx(0.5)
+    assert split["tear_down_seconds"] == pytest.approx(0.1)
+    assert split["gpu_hours"] == pytest.approx(8 * (32 - 3.4) / 3600)
+    assert split["cost_seconds_by_cause"] == {"rank_dead": pytest.approx(cost)}
     assert split["down_seconds"] == pytest.approx(20 - 16.6)
-    parts = sum(split[key] for key in split if key.endswith("_seconds") and key != "total_seconds")
+    named = {key for key in split if key.endswith("_seconds")} - {"total_seconds"}
+    parts = sum(split[key] for key in named)
     assert parts == pytest.approx(split["total_seconds"]) == pytest.approx(32)
     assert not split["estimated"]
 

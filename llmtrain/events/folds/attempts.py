@@ -61,7 +61,12 @@ def _restored(state: RunState, event: Event, payload: schema.Restored) -> RunSta
     state = with_attempt(
         state,
         event.attempt,
-        lambda attempt: replace(attempt, restored_step=payload.step, restored_checkpoint=payload.checkpoint),
+        lambda attempt: replace(
+            attempt,
+            restored_step=payload.step,
+            restored_checkpoint=payload.checkpoint,
+            load_seconds=max(0.0, event.time - (attempt.load_began or event.time)),
+        ),
     )
     return replace(
         state,
@@ -70,6 +75,12 @@ def _restored(state: RunState, event: Event, payload: schema.Restored) -> RunSta
         recent=counting(state, state.recent),
         checkpoints=counting(state, state.checkpoints),
     )
+
+
+def _phase_started(state: RunState, event: Event, payload: schema.PhaseStarted) -> RunState:
+    if payload.phase != "load" or event.rank != 0:
+        return state
+    return with_attempt(state, event.attempt, lambda attempt: replace(attempt, load_began=event.time))
 
 
 def _attempt_ended(state: RunState, event: Event, payload: schema.AttemptEnded) -> RunState:
@@ -99,6 +110,7 @@ def _run_ended(state: RunState, event: Event, payload: schema.RunEnded) -> RunSt
 REDUCERS: dict[str, Reducer] = {
     schema.AttemptStarted.kind: _attempt_started,
     schema.Restored.kind: _restored,
+    schema.PhaseStarted.kind: _phase_started,
     schema.AttemptEnded.kind: _attempt_ended,
     schema.RunEnded.kind: _run_ended,
 }

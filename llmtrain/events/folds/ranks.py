@@ -53,7 +53,11 @@ def _found(state: RunState, event: Event, payload: schema.Found) -> RunState:
     state = with_attempt(
         state,
         event.attempt,
-        lambda attempt: replace(attempt, finding=attempt.finding or payload.finding),
+        lambda attempt: replace(
+            attempt,
+            finding=attempt.finding or payload.finding,
+            found_time=event.time if attempt.found_time is None else attempt.found_time,
+        ),
     )
     if payload.rank is None or payload.finding != "rank_dead":
         return state
