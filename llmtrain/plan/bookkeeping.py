@@ -34,8 +34,14 @@ class Bookkeeping:
     the attention kernel."""
     half_gradients: bool = False
     """Whether half-precision gradients stay beside FP32 sums of them."""
+    unscaled_shard: bool = False
+    """Whether ZeRO-1 and 2 hold an FP32 copy of the reduced shard of half-precision gradients."""
+    kept_outputs: bool = False
+    """Whether a stage keeps what it has sent until its backward pass."""
     whole_vectors: bool = False
     """Whether ZeRO-3 leaves norms and biases whole on every replica."""
+    whole_reduction: bool = False
+    """Whether ZeRO-1 and 2 reduce whole gradients to every replica instead of a shard to each."""
     buckets: float = 0.0
     """Bytes of fixed communication buckets."""
 
@@ -73,6 +79,9 @@ BOOKKEEPING: dict[str, Bookkeeping] = {
         rotated_copies=True,
         layer_scratch=False,
         half_gradients=True,
+        whole_reduction=True,
+        unscaled_shard=True,
+        kept_outputs=True,
         buckets=2e9,
     ),
 }

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from math import exp, log
+from math import exp, log, sqrt
 
 from llmtrain.config.cluster import CalibrationConfig, ClusterProfile
 from llmtrain.config.layout import Layout
@@ -18,23 +18,27 @@ from llmtrain.plan.evaluate import Evaluator, busiest
 from llmtrain.plan.machine import Machine, make_machine
 from llmtrain.plan.workload import make_workload
 
-_NOISE = 0.07
-"""Relative error of one measured step, and of the model's shape after calibration."""
-_TAIL = 1.5
+_NOISE = 0.08
+"""Relative error of one measured step, and of the model's shape after calibration, as long as nothing is
+known."""
+_NOISE_STEPS = 3
+"""As many steps' worth is that known: more steps that fit better tell that the noise is less."""
+_TAIL = 2.0
 """How many times the noise a residual may be before it counts half."""
 WIDTHS: dict[str, float] = {
-    "gemm": 0.15,
-    "attention": 0.25,
-    "fp8": 0.15,
-    "memory_bandwidth": 0.20,
-    "launch_gap": 0.80,
-    "intra_node": 0.25,
-    "inter_node": 0.40,
+    "gemm": 0.08,
+    "attention": 0.12,
+    "fp8": 0.10,
+    "memory_bandwidth": 0.06,
+    "launch_gap": 1.50,
+    "intra_node": 1.30,
+    "inter_node": 0.60,
     "step_overhead": 0.80,
 }
-"""How far each constant may lie from the table: standard deviation of its logarithm."""
-_CPU_LOOSENESS = 4.0
-"""Factor on the widths for CPU ranks."""
+"""How far each constant may lie from the table: standard deviation of its logarithm. Kernels of one
+accelerator differ little between clusters; host software and networks differ by factors."""
+_CPU_WIDTH = 0.80
+"""Least width for CPU ranks: no table can know a processor."""
 _ROUNDS = 12
 
 
@@ -68,12 +72,12 @@ def fit(steps: Sequence[MeasuredStep]) -> Fit:
     cases = [_Case(step) for step in steps]
     names = list(WIDTHS)
     values = dict.fromkeys(names, 0.0)
-    loose = _CPU_LOOSENESS if any(case.is_cpu for case in cases) else 1.0
-    widths = [WIDTHS[name] * (1.0 if name == "step_overhead" else loose) for name in names]
+    least = _CPU_WIDTH if any(case.is_cpu for case in cases) else 0.0
+    widths = [max(least, WIDTHS[name]) for name in names]
     for _ in range(_ROUNDS):
         residuals = [case.error(values) for case in cases]
         slopes = [[_slope(case, values, name) for name in names] for case in cases]
-        change = _solve(residuals, slopes, [values[name] for name in names], widths)
+        change = _solve(residuals, slopes, [values[name] for name in names], widths, _noise(residuals))
         for name, step in zip(names, change, strict=True):
             values[name] += max(-0.3, min(0.3, step))
     errors = tuple(exp(case.error(values)) - 1.0 for case in cases)
@@ -177,11 +181,19 @@ def _slope(case: _Case, values: dict[str, float], name: str) -> float:
     return (case.error(higher) - case.error(lower)) / (2 * step)
 
 
+def _noise(residuals: Sequence[float]) -> float:
+    """Relative error of a step, by what is known beforehand and by the residuals."""
+    squares = sum(residual**2 for residual in residuals)
+    noise = sqrt((_NOISE_STEPS * _NOISE**2 + squares) / (_NOISE_STEPS + len(residuals)))
+    return min(_NOISE, noise)
+
+
 def _solve(
     residuals: Sequence[float],
     slopes: Sequence[Sequence[float]],
     values: Sequence[float],
     widths: Sequence[float],
+    noise: float,
 ) -> list[float]:
     """The Gauss-Newton change of the values: normal equations of errors and priors."""
     count = len(values)
@@ -189,7 +201,7 @@ def _solve(
     right = [0.0] * count
     for residual, row in zip(residuals, slopes, strict=True):
         tail = (residual / _TAIL) ** 2 if len(residuals) > 2 else 0.0  # one odd run of several must not rule
-        weight = 1.0 / (_NOISE**2 + tail)
+        weight = 1.0 / (noise**2 + tail)
         for i in range(count):
             right[i] -= row[i] * residual * weight
             for j in range(count):

@@ -16,7 +16,8 @@ _SHARED_PORTS = 0.77
 
 
 _TREE = 6.9
-"""Hops a doubling of the ranks adds once a library leaves rings for trees, where hops would only add up."""
+"""Hops a doubling of the ranks adds once a library leaves rings for trees, where hops would only add up; it
+does so for an all-reduce only."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +40,13 @@ def group(machine: Machine, size: int, stride: int) -> Group:
     return Group(size, min(per_node, size), min(stride, node))
 
 
+def shards(machine: Machine, replicas: int, stride: int) -> int:
+    """Over how many of its replicas ZeRO spreads the states; they are `stride` apart in rank order."""
+    if not machine.software.shard_within_node:
+        return replicas
+    return min(replicas, max(1, machine.gpus_per_node // stride))
+
+
 def ring_seconds(machine: Machine, where: Group, moved: float, passes: int, calls: float = 1.0) -> float:
     """Seconds of a ring over `moved` bytes in `calls` pieces; `passes`: 2 for an all-reduce, 1 for half of
     it.
@@ -55,7 +63,8 @@ def ring_seconds(machine: Machine, where: Group, moved: float, passes: int, call
     bus = min(intra.bus, inter.bus / where.rings * (_SHARED_PORTS if where.rings > 1 else 1.0))
     node_steps = passes * (-(-size // where.per_node) - 1)
     hops = (steps - node_steps) * intra.hop + node_steps * inter.hop
-    hops = min(hops, _TREE * passes * (size - 1).bit_length() * inter.hop)
+    if passes == 2:
+        hops = min(hops, _TREE * passes * (size - 1).bit_length() * inter.hop)
     return calls * (inter.latency + hops) + share / bus
 
 

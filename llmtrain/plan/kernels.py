@@ -33,8 +33,11 @@ _SHORT_KEYS = 139.0
 """Keys at which a fused attention kernel reaches half of its rate."""
 _ALIGNED = ((64, 1.0), (16, 0.95), (8, 0.85), (4, 0.30), (2, 0.17), (1, 0.10))
 """Rate of a product whose inner dimensions are multiples of so many elements and no more."""
-_ROW_SCALED = 0.62
+_ROW_SCALED = 0.65
 """Rate of FP8 products with one scale a row against one scale a tensor."""
+_NARROW_LOSS = {"flash1": 0.1, "flash2": 0.45, "flash3": 0.45}
+"""Share of its rate that a kernel loses on heads of vanishing width against 128; the first were nearly as
+fast on heads of 64."""
 _QUERY_BLOCK = 128
 """Query rows that one thread block of a fused attention kernel owns."""
 
@@ -62,6 +65,7 @@ class Kernels:
         fused = machine.software.attention
         share = accelerator.attention[kernels.index(fused)] if fused in kernels else 0.0
         self._attention_share = share * machine.attention
+        self._narrow_loss = _NARROW_LOSS.get(fused, 0.0)
         self._batches: dict[tuple[int, int, int, int], float] = {}
         self._remembered: dict[tuple[int, int, int, bool, bool], float] = {}
 
@@ -126,7 +130,7 @@ class Kernels:
         blocks = batch * heads * ceil(rows / _QUERY_BLOCK)
         waves = blocks / self._units
         filled = waves / ceil(waves) if waves < 8 else 1.0
-        narrow = min(1.0, 0.55 + 0.45 * width / 128)
+        narrow = min(1.0, 1.0 - self._narrow_loss * (1.0 - width / 128))
         speed = self._plain_peak * filled * narrow * (keys / (keys + _SHORT_KEYS))
         return (
             flops / (speed * share) + self._gap,

@@ -200,7 +200,7 @@ class BlockTimer:
             return 0.0, 0.0
         shape, tp = self.work.shape, layout.tp
         tokens = layout.micro_batch * self.work.sequence / layout.cp
-        passes = 4 + {"delayed": 0, "tensor": 2, "row": 4}[self.machine.software.fp8_scaling]
+        passes = 4 + {"delayed": 0, "tensor": 2, "row": 10}[self.machine.software.fp8_scaling]
         routed = shape.experts_per_token if shape.experts > 1 else 1
         width = shape.heads * shape.head_dim
         inputs = shape.hidden + width / tp + routed * (shape.hidden + shape.ffn_hidden / tp)
@@ -217,7 +217,11 @@ class BlockTimer:
         moved = self._hidden_bytes(layout)
         if not layout.sequence_parallel:
             return passes * 2 * all_reduce(self.machine, where, moved)
-        return passes * 4 * scatter_or_gather(self.machine, where, moved)
+        one = scatter_or_gather(self.machine, where, moved)
+        if self.work.mode == "fp8" and self.machine.software.fp8_gather:
+            half = scatter_or_gather(self.machine, where, moved / 2)
+            return (passes * 4 - 2 * (passes - 1)) * one + 2 * (passes - 1) * half
+        return passes * 4 * one
 
     def _context(self, layout: Layout) -> float:
         """Keys and values of all other context-parallel ranks, once a pass."""

@@ -12,6 +12,7 @@ from llmtrain.plan.activations import (
     working_bytes,
 )
 from llmtrain.plan.bookkeeping import BOOKKEEPING
+from llmtrain.plan.collectives import shards
 from llmtrain.plan.machine import Machine
 from llmtrain.plan.model_size import final_norm_parameters, position_parameters
 from llmtrain.plan.plan import MemoryBytes
@@ -149,7 +150,8 @@ class MemoryModel:
     ) -> tuple[float, float, float, float, float]:
         """Bytes of parameters, gradients, optimizer, activations and working buffers."""
         weights = self._stage_weights(layout, stage)
-        replicas, zero, element, gradient = layout.dp * layout.cp, layout.zero, self._element, self._gradient
+        zero, element, gradient = layout.zero, self._element, self._gradient
+        replicas = shards(self._machine, layout.dp * layout.cp, layout.tp)
         whole = weights.total
         shard = weights.dense / replicas + weights.expert / max(1.0, replicas / layout.ep)
         kept = self._kept_whole(layout, stage)
@@ -158,6 +160,8 @@ class MemoryModel:
             gradients += 4.0 * whole  # what rounding leaves out
         if self._habits.half_gradients and gradient == 4.0 and element == 2:
             gradients += 2.0 * whole
+        if self._habits.unscaled_shard and gradient == 2.0 and zero in (1, 2):
+            gradients += 4.0 * shard
         if self._habits.reduced_shard and zero == 1 and layout.dp > 1:
             gradients += gradient * shard
         alive = micro_batches_in_flight(layout.schedule, layout.pp, layout.vpp, micro_batches, stage)
@@ -166,7 +170,7 @@ class MemoryModel:
             element * (shard + kept * (1.0 - 1.0 / layout.dp) if zero >= 3 else whole),
             gradients,
             (8.0 if element == 4 else 12.0) * (shard if zero >= 1 else whole),
-            self._layer(layout) * layers * alive + self._received(layout, stage),
+            self._layer(layout) * layers * alive + self._between_stages(layout, stage, alive),
             self._working(layout, stage, alive),
         )
 
@@ -185,12 +189,15 @@ class MemoryModel:
             return norms + biases
         return norms if layout.sequence_parallel else 0.0
 
-    def _received(self, layout: Layout, stage: int) -> float:
-        """What was received and waits for its pass; a pass under way has it as an input of its layers."""
-        if not self._habits.receive_buffers:
-            return 0.0
+    def _between_stages(self, layout: Layout, stage: int, alive: float) -> float:
+        """What was received and waits for its pass (a pass under way has it as an input of its layers), and
+        what was sent and is still held."""
         element, _, hidden, shard = activation_sizes(self._work, layout)
-        buffers = waiting_buffers(layout.schedule, layout.pp, layout.vpp, stage)
+        buffers = 0.0
+        if self._habits.receive_buffers:
+            buffers += waiting_buffers(layout.schedule, layout.pp, layout.vpp, stage)
+        if self._habits.kept_outputs and stage < layout.pp - 1:
+            buffers += alive
         return buffers * element * hidden / shard
 
     def _stage_weights(self, layout: Layout, stage: int) -> StageParameters:

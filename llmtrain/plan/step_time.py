@@ -13,8 +13,9 @@ from dataclasses import replace
 
 from llmtrain.config.layout import Layout
 from llmtrain.plan.activations import vocabulary_share
+from llmtrain.plan.bookkeeping import BOOKKEEPING
 from llmtrain.plan.bucket_packing import SHARE_ON_THE_WIRE
-from llmtrain.plan.collectives import Group, all_reduce, group, scatter_or_gather, send
+from llmtrain.plan.collectives import Group, all_reduce, group, scatter_or_gather, send, shards
 from llmtrain.plan.layer_time import BlockTime, BlockTimer, data_group
 from llmtrain.plan.memory import stage_parameters
 from llmtrain.plan.plan import Breakdown
@@ -155,11 +156,32 @@ def _traffic(timer: BlockTimer, layout: Layout, where: Group, weights: float) ->
     machine, element = timer.machine, timer.work.activation_bytes
     gradient = 4.0 if machine.software.gradients == "fp32" or element == 4 else 2.0
     gradient = min(gradient, 4.0 * SHARE_ON_THE_WIRE[timer.work.communication])
-    calls = max(1.0, weights / (timer.work.bucket / 4.0 if timer.work.bucket else _BUCKET))
+    calls = max(1.0, weights / _elements_a_call(timer, layout))
     if layout.zero == 0:
         return all_reduce(machine, where, gradient * weights, calls), 0.0
-    reduce = scatter_or_gather(machine, where, gradient * weights, calls)
-    return reduce, scatter_or_gather(machine, where, element * weights, calls)
+    inside = shards(machine, where.size, layout.tp)
+    within = Group(inside, inside, 1) if inside < where.size else where
+    gather = scatter_or_gather(machine, within, element * weights, calls)
+    if layout.zero < 3 and BOOKKEEPING[machine.software.framework].whole_reduction:
+        return all_reduce(machine, where, gradient * weights, calls), gather
+    reduce = scatter_or_gather(machine, within, gradient * weights, calls)
+    if inside < where.size:
+        across = group(machine, where.size // inside, layout.tp * inside)
+        reduce += all_reduce(machine, across, gradient * weights / inside, calls)
+    return reduce, gather
+
+
+def _elements_a_call(timer: BlockTimer, layout: Layout) -> float:
+    """Parameters that travel in one call: a bucket, and of ZeRO-3 a block or a matrix; Megatron's buckets
+    grow with the ring, so that its latency does not count."""
+    framework = timer.machine.software.framework
+    if framework == "deepspeed" and layout.zero == 3:
+        return max(_BUCKET, timer.work.shape.hidden * timer.work.shape.ffn_hidden / layout.tp)
+    if framework == "fsdp" or (layout.zero == 3 and framework == "megatron"):
+        return max(_BUCKET, timer.work.shape.parameters / layout.tp)
+    if framework == "megatron":
+        return max(_BUCKET, 1e6 * layout.dp * layout.cp)
+    return timer.work.bucket / 4.0 if timer.work.bucket else _BUCKET
 
 
 def _tied(timer: BlockTimer, layout: Layout) -> float:
@@ -197,5 +219,5 @@ def _optimizer(timer: BlockTimer, layout: Layout) -> float:
     fused = timer.machine.software.fused_optimizer
     weights = stage_parameters(timer.work, layout, 0).total
     if layout.zero:
-        weights /= layout.dp * layout.cp
+        weights /= shards(timer.machine, layout.dp * layout.cp, layout.tp)
     return timer.kernels.stream((30.0 if fused else 58.0) * weights, 4 if fused else 200)

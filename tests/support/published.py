@@ -93,7 +93,7 @@ SOFTWARE: dict[str, SoftwareConfig] = {
     "dgxc_benchmarking": NEMO,
     "torchtitan": FSDP,
     "llm_foundry": replace(FSDP, attention="flash1"),
-    "internevo": SoftwareConfig(framework="megatron", gradients="bf16", overlap_tensor=0.0),
+    "internevo": SoftwareConfig(framework="deepspeed", gradients="bf16", overlap_tensor=0.0),
     "nanotron": SoftwareConfig(framework="deepspeed", overlap_gradients=False, overlap_tensor=0.0),
 }
 NODE_BANDWIDTH = {
@@ -251,6 +251,8 @@ def _layout(raw: dict[str, Any]) -> Layout | None:
     if sequence_parallel is None:
         sequence_parallel = bool(_value(raw, "parallel", "sp")) or raw["group"] in ("dgxc_benchmarking",)
     recompute = raw["recompute"] or (raw["derived"] or {}).get("recompute", {}).get("value") or "none"
+    if raw["group"] == "sc21_megatron":  # its estimate of FLOPs counts recomputation in all runs
+        recompute = "full"
     return Layout(
         dp=hardware["gpus"] // (tp * pp * cp),
         tp=tp,
@@ -277,6 +279,11 @@ def software(raw: dict[str, Any]) -> SoftwareConfig:
             changes["overlap_tensor"] = 0.5
         changes["selective_recompute"] = "alternate-layers" if "every second layer" in notes else "operators"
         changes["fp8_scaling"] = "row" if "rowwise" in raw["id"] else "tensor"
+        changes["fp8_gather"] = changes["fp8_scaling"] == "tensor"
+    if raw["id"].startswith("sc21-t2-z3"):
+        changes["framework"] = "deepspeed"
+    if raw["group"] == "internevo":
+        changes["shard_within_node"] = "over all" not in str(raw["parallel"]["zero_stage_or_fsdp"])
     if raw["group"] == "llm_foundry" and "PURE" in notes:
         changes["gradients"] = "bf16"
     if raw["group"] == "bigscience_a100" and raw["precision"] == "bf16":
