@@ -59,8 +59,8 @@ class LocalBackend:
         return sys.executable
 
 
-def start_supervisor(run: RunDir, *, backend: str) -> JobHandle:
-    """Start a detached supervisor on this machine and wait until it holds the lease.
+def start_supervisor(run: RunDir, *, backend: str, module: str = "llmtrain.supervise") -> JobHandle:
+    """Start a detached supervisor (a Python module) on this machine and wait until it holds the lease.
 
     Raises UsageError when another supervisor was quicker, RunError, with the end of the log, when it leaves
     for another reason.
@@ -68,7 +68,7 @@ def start_supervisor(run: RunDir, *, backend: str) -> JobHandle:
     before = read_holder(run)
     with run.supervisor_log.open("ab") as log:
         process = subprocess.Popen(
-            [sys.executable, "-m", "llmtrain.supervise", str(run.path)],
+            [sys.executable, "-m", module, str(run.path)],
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,

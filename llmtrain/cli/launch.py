@@ -40,12 +40,25 @@ def _launch(
     detach: Annotated[
         bool, typer.Option("--detach", help="Leave at once; the run goes on by itself.")
     ] = False,
+    rehearsal: Annotated[
+        str,
+        typer.Option(
+            "--rehearse",
+            metavar="SCENARIO",
+            help="Instead: make failures on purpose in tiny runs, and time detection and recovery: death, "
+            "hang, slow, lost-node, returned-node, full-disk, corrupt-shard, preemption (a list, or all).",
+        ),
+    ] = "",
     as_json: Json = False,
 ) -> int:
     """Start a run and show it until it ends.
 
     Ctrl-C once saves and stops the run, twice stops it now. The exit code is the run's.
     """
+    if rehearsal:
+        from llmtrain.cli.rehearsal import rehearse_and_tell
+
+        return rehearse_and_tell(recipe, cluster, overrides or [], rehearsal, as_json=as_json)
     import sys
 
     from llmtrain import __version__

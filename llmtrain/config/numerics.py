@@ -175,12 +175,12 @@ class StabilityConfig:
 class InjectedFault:
     """A fault made on purpose, to rehearse what happens then."""
 
-    kind: Literal["nan", "overflow", "bad_batch", "bit_flip", "slow", "hang", "error", "stop", "kill"]
+    kind: Literal["nan", "overflow", "bad_batch", "bit_flip", "slow", "hang", "error", "stop", "kill", "full_disk"]
     """nan: in a layer's output; overflow: a layer's gradient is infinite, as beyond FP16's range; bad_batch:
     the replica reads noise; bit_flip: one bit of the layer's weights on this rank flips.
 
     slow: the rank sleeps for `seconds` in the step; and in the run's first attempt only, hang: it does
-    nothing any more; error: its code raises; stop, kill: the signal.
+    nothing any more; error: its code raises; stop, kill: the signal; full_disk: its saves find no room.
     """
     step: PositiveInt
     """Step that it begins in."""

@@ -3,6 +3,7 @@ lists."""
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import time
@@ -22,19 +23,29 @@ class Disturbance:
 
     def __init__(self) -> None:
         self._faults: tuple[InjectedFault, ...] = ()
+        self.attempt = 1
+        """Number of the run's attempt."""
+        self._is_disk_full = False
 
     def prepare(self, faults: Sequence[InjectedFault], rank: int, attempt: int) -> None:
         """Keep the faults of this rank. All but `slow` happen once, in the first attempt: a restart cures
         them."""
+        self.attempt = attempt
         self._faults = tuple(
             fault for fault in faults if fault.rank == rank and (attempt == 1 or fault.kind == "slow")
         )
 
     def begin_step(self, step: int) -> None:
         """Do what is due in a step. Raises InjectedError."""
-        for fault in self._faults:
-            if fault.step <= step < fault.step + fault.steps:
-                _happen(fault, step)
+        due = [fault for fault in self._faults if fault.step <= step < fault.step + fault.steps]
+        self._is_disk_full = any(fault.kind == "full_disk" for fault in due)
+        for fault in due:
+            _happen(fault, step)
+
+    def before_write(self) -> None:
+        """A save is about to write, in its thread. Raises OSError while the disk is full on purpose."""
+        if self._is_disk_full:
+            raise OSError(errno.ENOSPC, f"{os.strerror(errno.ENOSPC)} (on purpose)")
 
 
 def _happen(fault: InjectedFault, step: int) -> None:

@@ -10,24 +10,31 @@ import argparse
 import sys
 import time
 import traceback
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 from llmtrain.backends.base import AllocationBackend, Backend, dead_holder
 from llmtrain.backends.registry import load_backend
+from llmtrain.config.cluster import ClusterProfile
 from llmtrain.errors import ExitStatus, LlmtrainError, UsageError
 from llmtrain.run.job_file import JobFile, read_job_file
 from llmtrain.run.layout import RunDir
 from llmtrain.run.lease import Lease, LeaseLostError, acquire
 from llmtrain.run.record import read_record, write_record
 from llmtrain.supervise.control import Control
-from llmtrain.supervise.limits import limits_for, predicted_step_seconds
+from llmtrain.supervise.limits import Limits, limits_for, predicted_step_seconds
 from llmtrain.supervise.metrics_process import MetricsProcess
 from llmtrain.supervise.supervisor import Supervisor
 
 
-def main(argv: list[str]) -> int:
-    """Take the lease, supervise, release it; return the run's exit code."""
+def main(
+    argv: list[str],
+    backend_of: Callable[[ClusterProfile, RunDir], Backend] = lambda cluster, run: load_backend(cluster),
+    adjust: Callable[[Limits], Limits] = lambda limits: limits,
+) -> int:
+    """Take the lease, supervise, release it; return the run's exit code. A rehearsal brings a backend and
+    limits of its own."""
     parser = argparse.ArgumentParser(prog="python -m llmtrain.supervise")
     parser.add_argument("run_dir", type=Path)
     parser.add_argument(
@@ -41,14 +48,14 @@ def main(argv: list[str]) -> int:
     run = RunDir(options.run_dir.resolve())
     try:
         job = read_job_file(run.job_json)
-        backend = load_backend(job.spec.cluster)
+        backend = backend_of(job.spec.cluster, run)
         lease = _take_lease(run, backend, options.wait_for_lease)
     except LlmtrainError as error:
         sys.stderr.write(f"{error.text()}\n")
         return int(error.exit_status)
     try:
         lease.keep_fresh()
-        return int(_supervise(run, job, backend, lease))
+        return int(_supervise(run, job, backend, lease, adjust))
     except LeaseLostError as error:
         sys.stderr.write(f"{error.text()}\n")
         return int(ExitStatus.FAILED)
@@ -76,8 +83,10 @@ def _take_lease(run: RunDir, backend: Backend, patience: float) -> Lease:
         time.sleep(1.0)
 
 
-def _supervise(run: RunDir, job: JobFile, backend: Backend, lease: Lease) -> ExitStatus:
-    limits = limits_for(predicted_step_seconds(run.plan_json), job.spec.cluster.patience)
+def _supervise(
+    run: RunDir, job: JobFile, backend: Backend, lease: Lease, adjust: Callable[[Limits], Limits]
+) -> ExitStatus:
+    limits = adjust(limits_for(predicted_step_seconds(run.plan_json), job.spec.cluster.patience))
     control = Control(run, limits.save)
     control.listen()
     supervisor = Supervisor(run, job, backend, lease, control=control, limits=limits)

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 from llmtrain.engine.checkpoint.pieces import DTYPE_NAMES, Piece, Ranks
+from llmtrain.engine.disturbance import disturbance
 from llmtrain.errors import CheckpointError, LlmtrainError
 from llmtrain.run.checkpoints.commit import begin_save, clean_leftovers, commit_save
 from llmtrain.run.checkpoints.delta import Bytes
@@ -100,6 +101,7 @@ def save_shard(
 
     Raises OSError (disk full, read-only) or ValueError (one key with two dtypes or shapes).
     """
+    disturbance.before_write()
     owned = owned_pieces(pieces)
     heads = [_head(piece) for piece in owned]
     return write_shard(folder, rank, heads, (_array(piece).data for piece in owned), state=own)
@@ -129,6 +131,7 @@ class _Shard:
         """Write changed bytes; False, with nothing left of them, where they do not pay."""
 
         def write() -> str:
+            disturbance.before_write()
             owned = owned_pieces(pieces)
             heads = [_head(piece) for piece in owned]
             pairs = zip(owned, previous.pieces, strict=True)
