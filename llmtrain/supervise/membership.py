@@ -169,7 +169,7 @@ def _why(job: JobFile, plan: AttemptPlan, names: Sequence[str], away: Sequence[s
             f"rung of the ladder for {plan.rung} nodes, {lost}: {change}, "
             f"{_split(split)} micro-batches of {plan.layout.micro_batch} a replica{idle}"
         )
-    planned = names[: len(plan.nodes)]
+    planned = set(names[: len(plan.nodes)])
     taken = [node.name for node in plan.nodes if node.name not in planned]
     if gone and taken:
         return f"{', '.join(taken)} in place of {', '.join(gone)}, lost{idle}"
