@@ -21,7 +21,7 @@ from tests.support import stand_in_runs as runs
 
 pytestmark = pytest.mark.e2e
 
-SEEDS = int(os.environ.get("LLMTRAIN_CHAOS_SEEDS", "8"))
+SEEDS = int(os.environ.get("LLMTRAIN_CHAOS_SEEDS", "4"))
 TWO_RANKS = ("parallel.dp=2", "parallel.tp=1", "parallel.pp=1")
 OVERRIDES = (
     *TWO_RANKS,
