@@ -1,7 +1,6 @@
 """Several nodes on this machine that can be broken: real agents, scripts and processes, no network.
 
-A node is an address of the loopback device. While `RUN_DIR/down/NAME` exists, nothing gets into it;
-`break_node` also kills everything of it, as a power cut does. `python -m tests.support.breakable RUN_DIR
+They are those of a rehearsal (`llmtrain/backends/rehearsed.py`). `python -m tests.support.breakable RUN_DIR
 QUARANTINE STEP_UP` is the supervisor of a run over such nodes, with these limits in seconds.
 """
 
@@ -9,20 +8,12 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-import psutil
-
 from llmtrain import __version__
-from llmtrain.backends import registry
-from llmtrain.backends.base import Node
-from llmtrain.backends.local import LocalBackend
-from llmtrain.backends.preflight import PreflightError
-from llmtrain.config.cluster import ClusterProfile
+from llmtrain.backends.rehearsed import RehearsedNodes, lose_node, return_node
 from llmtrain.config.job import JobSpec, resolve
-from llmtrain.errors import Problem
 from llmtrain.plan.document import plan_document
 from llmtrain.plan.make import make_plan
 from llmtrain.render.scripts import render
@@ -31,8 +22,6 @@ from llmtrain.run.layout import RunDir
 from llmtrain.run.record import read_record
 from llmtrain.supervise import __main__ as supervisor
 from llmtrain.supervise.create import create_run
-from llmtrain.transport.base import Channel, Completed, OnLine, TransportError
-from llmtrain.transport.local import LocalTransport
 from tests.support import stand_in
 
 PROFILE = """\
@@ -82,89 +71,16 @@ def supervise(run: RunDir, quarantine: float = 60.0, step_up: float = 60.0) -> s
 
 def break_node(run: RunDir, name: str) -> None:
     """Power off a node of the newest attempt."""
-    (run.path / "down" / name).touch()
-    attempt = read_record(run).attempts[-1]
-    if name not in attempt.nodes:
-        return
-    index = str(attempt.nodes.index(name))
-    for process in psutil.process_iter():
-        try:
-            argv = process.cmdline()
-            if "llmtrain.agent" in argv and str(run.path) in argv and argv[-2:] == ["--node", index]:
-                for each in [process, *process.children(recursive=True)]:
-                    each.kill()
-        except psutil.Error:
-            continue
+    nodes = read_record(run).attempts[-1].nodes
+    lose_node(run, name, nodes.index(name) if name in nodes else None)
 
 
 def mend_node(run: RunDir, name: str) -> None:
     """Let a node be reached again."""
-    (run.path / "down" / name).unlink()
-
-
-class BreakableNodes(LocalBackend):
-    """Nodes n1, n2, ... of this machine, as a backend whose nodes come back one by one."""
-
-    def __init__(self, cluster: ClusterProfile) -> None:
-        super().__init__(cluster)
-        self._count = cluster.nodes
-
-    def nodes(self, spec: JobSpec, run: RunDir, *, fewest: int | None = None) -> Sequence[Node]:
-        names = [f"n{index}" for index in range(1, self._count + 1)]
-        up = self.look_at(names, spec, run, seconds=0.0)
-        needed = spec.cluster.nodes - spec.cluster.spares if fewest is None else fewest
-        if len(up) < needed:
-            raise PreflightError([Problem("", f"{len(up)} nodes are up, {needed} are needed")])
-        return up
-
-    def look_at(self, names: Sequence[str], spec: JobSpec, run: RunDir, *, seconds: float) -> Sequence[Node]:
-        return [
-            Node(name=name, address=f"127.0.0.{name[1:]}")
-            for name in names
-            if not (run.path / "down" / name).exists()
-        ]
-
-    def transport(self, node: Node) -> BreakableTransport:
-        return BreakableTransport(Path(sys.argv[1], "down", node.name))
-
-
-class BreakableChannel:
-    """A channel over which nobody learns how the process on a broken node ended."""
-
-    def __init__(self, channel: Channel, down: Path) -> None:
-        self._channel, self._down = channel, down
-        self.send, self.finish, self.kill = channel.send, channel.finish, channel.kill
-
-    def exit_code(self) -> int | None:
-        return None if self._down.exists() else self._channel.exit_code()
-
-
-class BreakableTransport(LocalTransport):
-    """Child processes, while a file does not exist."""
-
-    def __init__(self, down: Path) -> None:
-        super().__init__()
-        self._down = down
-
-    def run(self, argv: Sequence[str], *, timeout: float, stdin: bytes = b"") -> Completed:
-        self._refuse()
-        return super().run(argv, timeout=timeout, stdin=stdin)
-
-    def open(
-        self, argv: Sequence[str], *, on_line: OnLine, stderr: Path, environment: Mapping[str, str]
-    ) -> Channel:
-        self._refuse()
-        channel = super().open(argv, on_line=on_line, stderr=stderr, environment=environment)
-        return BreakableChannel(channel, self._down)
-
-    def _refuse(self) -> None:
-        if self._down.exists():
-            raise TransportError(f"{self._down.name}: no answer")
+    return_node(run, name)
 
 
 if __name__ == "__main__":
-    registry.BACKENDS["local"] = "tests.support.breakable:BreakableNodes"
-    limits_for = supervisor.limits_for
     quarantine, step_up = (float(word) for word in sys.argv[2:4])
     times = {
         "quarantine": quarantine,
@@ -172,5 +88,4 @@ if __name__ == "__main__":
         "step_up_look": step_up,
         "step_up_back_off": step_up,
     }
-    supervisor.limits_for = lambda *given: replace(limits_for(*given), **times)
-    sys.exit(supervisor.main(sys.argv[1:2]))
+    sys.exit(supervisor.main(sys.argv[1:2], RehearsedNodes, lambda limits: replace(limits, **times)))

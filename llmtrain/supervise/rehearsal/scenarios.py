@@ -177,10 +177,11 @@ def _preemption(stage: Stage) -> Sight:
     asked = stage.preempt()
     code = stage.wait_for_end()
     if code != ExitStatus.RESUMABLE:
-        raise RehearsalError(f"the preempted run ended with exit code {code}, not {ExitStatus.RESUMABLE:d}")
+        raise RehearsalError(
+            f"the preempted run ended with exit code {code}, not {int(ExitStatus.RESUMABLE)}"
+        )
     left = first(stage.events(), RunEnded)
-    stage.start()
-    stage.wait("the second supervisor", lambda: not stage.has_ended())
+    stage.resume()
     events = must_finish(stage)
     done = [e.payload.step for e in events if isinstance(e.payload, StepFinished)]
     if len(done) != len(set(done)):

@@ -37,12 +37,20 @@ class Stage:
         self._handle: JobHandle | None = None
 
     def start(self) -> None:
-        """Start a supervisor, the first one or one more."""
+        """Start a supervisor."""
         if self._backend is not None:
             self._handle = self._backend.submit(self.run, self._job)
         else:
             module = "llmtrain.supervise.rehearsal"
             self._handle = start_supervisor(self.run, backend="local", module=module)
+
+    def resume(self) -> None:
+        """Start one more supervisor, of a run that has ended. Raises RehearsalError."""
+        self.start()
+        while self.has_ended():
+            if time.monotonic() > self._deadline:
+                raise RehearsalError("the run was not resumed in time")
+            time.sleep(POLL_SECONDS)
 
     def events(self) -> list[Event]:
         """All events so far."""
