@@ -16,7 +16,7 @@ TABLE_BAND = 0.18
 _UNKNOWN_BAND = 0.30
 CALIBRATED_BAND = 0.10
 """The same with constants from three runs of the cluster."""
-_CPU_BAND = 0.60
+_CPU_BAND = 0.90
 
 # Best published model-FLOPs utilisation: (billions of parameters up to, MFU), against the peak of the run's
 # own format.
