@@ -7,7 +7,7 @@ empty, small tiles run below the ceiling, and each tile pays for filling its pip
 The
 constants here and in the hardware table were fitted jointly to published runs of eight sources; nothing
 belongs to one
-source (tests/bench/planner_accuracy.py prints the errors, also with each source left out).
+source (tests/bench/planner_accuracy.py prints the errors by source).
 """
 
 from __future__ import annotations

@@ -93,6 +93,7 @@ SOFTWARE: dict[str, SoftwareConfig] = {
     "dgxc_benchmarking": NEMO,
     "torchtitan": FSDP,
     "llm_foundry": replace(FSDP, attention="flash1"),
+    # its ZeRO optimizer sends fixed buckets, as DeepSpeed's does
     "internevo": SoftwareConfig(framework="deepspeed", gradients="bf16", overlap_tensor=0.0),
     "nanotron": SoftwareConfig(framework="deepspeed", overlap_gradients=False, overlap_tensor=0.0),
 }
