@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 RUNS = Path("runs")
 _HELP = "List, show, verify, prune, export and import checkpoints."
 _Run = Annotated[str, typer.Argument(metavar="RUN", help="A run id, the beginning of one, or a path.")]
-_Step = Annotated[int | None, typer.Argument(metavar="[STEP]", min=0, help="Default: the newest checkpoint.")]
 
 
 def register(app: typer.Typer) -> None:
@@ -69,7 +68,9 @@ def _list(reference: _Run, runs: Runs = RUNS, as_json: Json = False) -> None:
 
 def _show(
     reference: _Run,
-    step: _Step = None,
+    step: Annotated[
+        int | None, typer.Argument(metavar="[STEP]", min=0, help="Default: the newest checkpoint.")
+    ] = None,
     tensors: Annotated[bool, typer.Option("--tensors", help="List every tensor, too.")] = False,
     runs: Runs = RUNS,
     as_json: Json = False,
@@ -99,7 +100,14 @@ def _show(
         console.emit(console.columns(["TENSOR", "DTYPE", "SHAPE", "PIECES"], rows, right=(3,)))
 
 
-def _verify(reference: _Run, step: _Step = None, runs: Runs = RUNS, as_json: Json = False) -> None:
+def _verify(
+    reference: _Run,
+    step: Annotated[
+        int | None, typer.Argument(metavar="[STEP]", min=0, help="Default: all checkpoints.")
+    ] = None,
+    runs: Runs = RUNS,
+    as_json: Json = False,
+) -> None:
     """Read one checkpoint, or all of a run, and compare everything with the manifest. Exit code 1 when one is
     damaged."""
     from llmtrain.run.checkpoints import list_checkpoints, resolve_step, verify
@@ -144,12 +152,15 @@ def _prune(
     runs: Runs = RUNS,
     as_json: Json = False,
 ) -> None:
-    """Delete checkpoints older than the K newest whole ones; damaged ones do not count."""
+    """Delete checkpoints older than the K newest whole ones; damaged ones do not count.
+
+    Reads every byte of those that are kept, so that a whole one is never deleted for a damaged one.
+    """
     from llmtrain.run.checkpoints import kept_for_ever, list_checkpoints, outdated, prune
 
     root = _root(reference, runs)
     protect = kept_for_ever(keep_every)
-    deleted = (outdated if dry_run else prune)(root, keep, protect=protect)
+    deleted = (outdated if dry_run else prune)(root, keep, protect=protect, checksums=True)
     left = [checkpoint.name for checkpoint in list_checkpoints(root) if checkpoint not in deleted]
     if as_json:
         names = [checkpoint.name for checkpoint in deleted]

@@ -12,23 +12,27 @@ from llmtrain.run.checkpoints import list_checkpoints
 
 
 @pytest.fixture
-def damaged_run(make_checkpoint, tmp_path, monkeypatch):
-    """A run `run-1` of three checkpoints below `runs/`, the newest with a damaged shard, the second with a
-    cut one."""
-    home = tmp_path / "home"
-    (home / "runs").mkdir(parents=True)
+def whole_run(make_checkpoint, tmp_path, monkeypatch):
+    """A run `run-1` of three checkpoints below `runs/`."""
     for step in (10, 20, 30):
-        newest = make_checkpoint(step)
-    content = bytearray((newest.path / "shard-00001.safetensors").read_bytes())
-    content[-1] ^= 1
-    (newest.path / "shard-00001.safetensors").write_bytes(content)
-    os.truncate(newest.path.with_name("step-00000020") / "shard-00000.safetensors", 9)
-    path = home / "runs" / "run-1"
-    path.mkdir()
+        make_checkpoint(step)
+    path = tmp_path / "home" / "runs" / "run-1"
+    path.mkdir(parents=True)
     (tmp_path / "checkpoints").rename(path / "checkpoints")
     (path / "job.json").write_text('{"run_id": "run-1"}')
-    monkeypatch.chdir(home)
+    monkeypatch.chdir(tmp_path / "home")
     return path
+
+
+@pytest.fixture
+def damaged_run(whole_run):
+    """The same, the newest checkpoint with a damaged shard, the second with a cut one."""
+    shard = whole_run / "checkpoints" / "step-00000030" / "shard-00001.safetensors"
+    content = bytearray(shard.read_bytes())
+    content[-1] ^= 1
+    shard.write_bytes(content)
+    os.truncate(whole_run / "checkpoints" / "step-00000020" / "shard-00000.safetensors", 9)
+    return whole_run
 
 
 def document(capsys, *arguments, code=0):
@@ -89,19 +93,23 @@ def test_verify_notices_a_checkpoint_of_another_run(damaged_run, capsys):
     assert "is of run 'run-1', not of 'run-2'" in capsys.readouterr().err
 
 
-def test_prune(damaged_run, capsys):
+def test_prune(whole_run, capsys):
     planned = document(capsys, "checkpoint", "prune", "run-1", "--keep", "1", "--dry-run")
     assert planned["deleted"] == ["step-00000020", "step-00000010"]
-    assert len(list_checkpoints(damaged_run / "checkpoints")) == 3
+    assert len(list_checkpoints(whole_run / "checkpoints")) == 3
     spared = document(
         capsys, "checkpoint", "prune", "run-1", "--keep", "1", "--keep-every", "20", "--dry-run"
     )
     assert spared["deleted"] == ["step-00000010"]
-    assert run(["checkpoint", "prune", "run-1", "--keep", "2"]) == 0
-    assert capsys.readouterr().out == ""
     assert run(["checkpoint", "prune", "run-1", "--keep", "1"]) == 0
     assert capsys.readouterr().out.splitlines() == ["deleted step-00000020", "deleted step-00000010"]
-    assert [checkpoint.step for checkpoint in list_checkpoints(damaged_run / "checkpoints")] == [30]
+    assert [checkpoint.step for checkpoint in list_checkpoints(whole_run / "checkpoints")] == [30]
+
+
+def test_prune_never_deletes_the_last_whole_one_for_one_with_flipped_bits(damaged_run, capsys):
+    assert run(["checkpoint", "prune", "run-1", "--keep", "1"]) == 0
+    assert capsys.readouterr().out == ""
+    assert [checkpoint.step for checkpoint in list_checkpoints(damaged_run / "checkpoints")] == [30, 20, 10]
 
 
 @pytest.mark.parametrize(

@@ -18,21 +18,25 @@ from llmtrain.run.checkpoints.verify import verify
 Protect = Callable[[Checkpoint], bool]
 
 
-def prune(root: Path, keep: int, *, protect: Protect = lambda _: False) -> list[Checkpoint]:
+def prune(
+    root: Path, keep: int, *, protect: Protect = lambda _: False, checksums: bool = False
+) -> list[Checkpoint]:
     """Delete what `outdated` returns, and return it, newest first.
 
     Raises CheckpointError when one cannot be deleted, ValueError when keep < 1.
     """
-    doomed = outdated(root, keep, protect=protect)
+    doomed = outdated(root, keep, protect=protect, checksums=checksums)
     for checkpoint in doomed:  # newest first: what builds upon another goes before it
         _delete(checkpoint.path)
     return doomed
 
 
-def outdated(root: Path, keep: int, *, protect: Protect = lambda _: False) -> list[Checkpoint]:
-    """Checkpoints that may go, newest first: all but the `keep` newest whole full ones (sizes, not
-    checksums), those for which `protect` is true, incremental ones that no whole full one follows, and what
-    these build upon.
+def outdated(
+    root: Path, keep: int, *, protect: Protect = lambda _: False, checksums: bool = False
+) -> list[Checkpoint]:
+    """Checkpoints that may go, newest first: all but the `keep` newest whole full ones, those for which
+    `protect` is true, incremental ones that no whole full one follows, and what these build upon. Whole by
+    their sizes, or with `checksums` by every byte.
 
     Damaged checkpoints do not count, so that never fewer than `keep` whole ones are left where there were as
     many. Raises as `prune` does.
@@ -49,7 +53,7 @@ def outdated(root: Path, keep: int, *, protect: Protect = lambda _: False) -> li
             continue
         base = _base_of(checkpoint)
         if base is None:
-            whole += whole < keep and not verify(checkpoint.path, checksums=False)
+            whole += whole < keep and not verify(checkpoint.path, checksums=checksums)
         elif whole and not is_needed:
             doomed.append(checkpoint)
         else:
