@@ -216,22 +216,22 @@ class PipelinePass:
 
     @torch.no_grad()
     def evaluate(self, tokens: Tensor, targets: Tensor, positions: Tensor | None = None) -> Tensor | None:
-        """See `Passes.evaluate`. Micro-batches flow through the stages in order; nothing is kept for a
-        backward pass."""
+        """See `Passes.evaluate`. Nothing is kept for a backward pass."""
         results: list[Tensor] = []
         sending: list[tuple[Any, Tensor]] = []
         received = self.new_activation()
-        for stage in self._stages:
-            for inputs, goals, places in _split(tokens, targets, positions, self._layout.micro_batch):
-                if not stage.place.is_first:
-                    dist.recv(received, self._neighbour(stage.place, -1), group=self._groups.pp.handle)
-                hidden = stage(inputs if stage.place.is_first else received, places)
-                if stage.place.is_last:
-                    results.append(_sequence_losses(stage, hidden, goals))
-                else:
-                    hidden = hidden.contiguous()
-                    work = dist.isend(hidden, self._neighbour(stage.place, 1), group=self._groups.pp.handle)
-                    sending.append((work, hidden))
+        batches = list(_split(tokens, targets, positions, self._layout.micro_batch))
+        for chunk, micro_batch in evaluation_order(len(self._stages), len(batches), self._layout.pp):
+            stage, (inputs, goals, places) = self._stages[chunk], batches[micro_batch]
+            if not stage.place.is_first:
+                dist.recv(received, self._neighbour(stage.place, -1), group=self._groups.pp.handle)
+            hidden = stage(inputs if stage.place.is_first else received, places)
+            if stage.place.is_last:
+                results.append(_sequence_losses(stage, hidden, goals))
+            else:
+                hidden = hidden.contiguous()
+                work = dist.isend(hidden, self._neighbour(stage.place, 1), group=self._groups.pp.handle)
+                sending.append((work, hidden))
         for work, _ in sending:
             work.wait()
         return torch.cat(results) if results else None
@@ -239,6 +239,21 @@ class PipelinePass:
     def _neighbour(self, place: StagePlace, distance: int) -> int:
         """Rank that holds the stage before or after."""
         return self._groups.pp.ranks[(place.index + distance) % self._groups.pp.size]
+
+
+def evaluation_order(chunks: int, micro_batches: int, pp: int) -> Iterator[tuple[int, int]]:
+    """Forward passes of a rank in order, as chunk and micro-batch: each chunk in turn for as many
+    micro-batches as half the ranks.
+
+    NCCL does a group's messages one after the other, and a large one is not over before the other side takes
+    it. With more micro-batches at a time, the first rank would still be sending for its first chunk when the
+    last one sends for the next, and all would wait in a ring.
+    """
+    width = max(1, pp // 2)
+    for first in range(0, micro_batches, width):
+        for chunk in range(chunks):
+            for micro_batch in range(first, min(first + width, micro_batches)):
+                yield chunk, micro_batch
 
 
 def _sequence_losses(stage: ModelStage, hidden: Tensor, targets: Tensor) -> Tensor:
