@@ -82,16 +82,15 @@ def exchange_files(
             return
         sends = _first_of_each([(one.to, one) for one in going])
         receives = _first_of_each([(one.source, one) for one in coming])
-        kept = [(one.to, one.next_chunk().to(device)) for one in sends]
-        works = [dist.isend(chunk, to, group=group) for to, chunk in kept]
+        messages = [dist.P2POp(dist.isend, one.next_chunk().to(device), one.to, group) for one in sends]
         buffers = []
         for one in receives:
             buffer = torch.empty(min(CHUNK, one.size - one.position), dtype=torch.uint8, device=device)
-            works.append(dist.irecv(buffer, one.source, group=group))
+            messages.append(dist.P2POp(dist.irecv, buffer, one.source, group))
             buffers.append((one, buffer))
-        for work in works:
-            if work is not None:
-                work.wait()
+        # Together: NCCL would do them one after the other, and two ranks would wait with their sends.
+        for work in dist.batch_isend_irecv(messages):
+            work.wait()
         for one, buffer in buffers:
             one.take(buffer.cpu())
 
