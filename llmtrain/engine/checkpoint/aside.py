@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Generic, TypeVar
 
+import torch
+
 from llmtrain.engine.checkpoint.pieces import Piece
 from llmtrain.engine.checkpoint.staging import HostCopy
 
@@ -22,7 +24,7 @@ class Aside(Generic[Result]):
         """Memory for the copies is taken in the thread."""
         self._owned, self._count = owned, copies
         self.copies: list[HostCopy] = []
-        self._pool = ThreadPoolExecutor(1, name)
+        self._pool = ThreadPoolExecutor(1, name, _use_device, (owned,))
         self._prepared = self._pool.submit(self._take_memory)
         self._running: Future[Result] | None = None
         self._copied = threading.Event()
@@ -69,6 +71,14 @@ class Aside(Generic[Result]):
         finally:
             self._copied.set()
         return work(pieces)
+
+
+def _use_device(owned: Sequence[Piece]) -> None:
+    """Make the pieces' GPU the thread's: CUDA's choice is per thread, and the first GPU would hold a context
+    for every rank of its node."""
+    device = next((piece.data.device for piece in owned if piece.data.is_cuda), None)
+    if device is not None:
+        torch.cuda.set_device(device)
 
 
 def _failing(error: Exception) -> Iterator[Piece]:
