@@ -23,6 +23,7 @@ from llmtrain.events.schema import (
     PhaseStarted,
     SnapshotTaken,
 )
+from llmtrain.run.checkpoints import CheckpointInfo
 
 FIRST_RETRY, LONGEST_RETRY = 1.0, 300.0
 """Seconds until a save that failed is tried again, at the end of a step: the first time and later at once
@@ -87,24 +88,28 @@ class Saver:
         """Begin a save, and a snapshot, where one is due, after the one before, and say so. A failed one
         costs the run nothing but the checkpoint."""
         takes_snapshot = snapshot and self._snapshots is not None
-        if takes_snapshot and self._snapshots is not None:
-            told = partial(self._snapshot_ended, progress.step)
-            self._snapshots.start(self._checkpoints.info(progress), told, own=deepcopy(progress.own))
         every = self._config.every_steps
         by_step = every is not None and progress.step % every == 0
         is_due = (wished or by_step) and self._saved_step != progress.step
+        if not is_due and not takes_snapshot:
+            return False
         if is_due:
             self._tell_phase("checkpoint", progress.step)
-            self._start(progress, incremental=not by_step)
+        info = self._checkpoints.info(progress)
+        if takes_snapshot and self._snapshots is not None:
+            told = partial(self._snapshot_ended, progress.step)
+            self._snapshots.start(info, told, own=deepcopy(progress.own))
+        if is_due:
+            self._start(progress, info, incremental=not by_step)
             self._tell_phase("step", progress.step + 1)
-        return is_due or takes_snapshot
+        return True
 
     def last(self, progress: Progress) -> None:
         """Save the last state, and wait until that is done; raises CheckpointError when it cannot be."""
         self._tell_phase("checkpoint", progress.step)
         self.settle()
         if not self._checkpoints.first_says(self._saved_step == progress.step):
-            self._start(progress, incremental=False, is_waited_for=True)
+            self._start(progress, self._checkpoints.info(progress), incremental=False, is_waited_for=True)
             outcome = self._saves.wait()
             if isinstance(outcome, CheckpointError):
                 raise outcome
@@ -129,7 +134,9 @@ class Saver:
         if self._snapshots is not None:
             self._snapshots.wait()
 
-    def _start(self, progress: Progress, *, incremental: bool, is_waited_for: bool = False) -> None:
+    def _start(
+        self, progress: Progress, info: CheckpointInfo, *, incremental: bool, is_waited_for: bool = False
+    ) -> None:
         step = progress.step
         if self._is_first:
             self._emit(CheckpointStarted(step=step))
@@ -138,9 +145,7 @@ class Saver:
         def told(outcome: Outcome, seconds: float, stall: float) -> None:
             self._ended(outcome, step, seconds, None if is_waited_for else stall)
 
-        waited = self._saves.start(
-            self._checkpoints.info(progress), told, own=deepcopy(progress.own), incremental=incremental
-        )
+        waited = self._saves.start(info, told, own=deepcopy(progress.own), incremental=incremental)
         if waited > TOLD_SECONDS and self._is_first:
             text = f"before step {step + 1}, training waited {waited:.1f} s for the checkpoint before"
             self._emit(Notice(message=f"{text} to be written", level="warning"))
