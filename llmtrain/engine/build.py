@@ -55,11 +55,6 @@ class Parts:
         """Optimizer steps of the whole training."""
         return int(self.recipe.train.steps or 0)
 
-    @property
-    def micro_batches_in_all(self) -> int:
-        """Micro-batches of one step over all replicas."""
-        return self.recipe.batch.global_size // self.layout.micro_batch
-
     def use_micro_batch(self, size: int) -> None:
         """Go on with another micro-batch; for all ranks together, between two steps."""
         self.layout = replace(self.layout, micro_batch=size)

@@ -180,10 +180,12 @@ def _state_bytes(parts: Parts) -> int:
     """Bytes that no micro-batch changes: parameters, gradients, optimizer."""
     storages = {}
     for bucket in parts.buckets.buckets:
-        for tensor in (bucket.parameters, bucket.gradients, bucket.own, bucket.master, bucket.exp_avg):
+        moments = (bucket.master, bucket.exp_avg, bucket.exp_avg_sq)
+        kept = (bucket.parameters, bucket.gradients, bucket.own, bucket.reduced, *moments, *bucket.errors)
+        for tensor in kept:
             if tensor is not None:
-                storages[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
-        storages[bucket.exp_avg_sq.untyped_storage().data_ptr()] = bucket.exp_avg_sq.nbytes
+                storage = tensor.untyped_storage()
+                storages[storage.data_ptr()] = storage.nbytes()
     return sum(storages.values())
 
 
