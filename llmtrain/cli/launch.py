@@ -59,6 +59,22 @@ def _launch(
         from llmtrain.cli.rehearsal import rehearse_and_tell
 
         return rehearse_and_tell(recipe, cluster, overrides or [], rehearsal, as_json=as_json)
+    return _launch_run(
+        recipe, cluster, overrides or [], run_dir, dry_run=dry_run, detach=detach, as_json=as_json
+    )
+
+
+def _launch_run(
+    recipe: str,
+    cluster: str,
+    overrides: list[str],
+    run_dir: Path | None,
+    *,
+    dry_run: bool,
+    detach: bool,
+    as_json: bool,
+) -> int:
+    """Write a run's directory and start it, or show what would be written."""
     import sys
 
     from llmtrain import __version__
@@ -70,7 +86,7 @@ def _launch(
     from llmtrain.run.job_file import JobFile
     from llmtrain.supervise.create import create_run, run_dir_for
 
-    spec = resolve(recipe, cluster, overrides or [])
+    spec = resolve(recipe, cluster, overrides)
     plan = make_plan(spec)
     check_supported(spec.recipe, plan.plans[0].layout)
     there = _login_folder(spec.cluster)
@@ -87,7 +103,7 @@ def _launch(
     from llmtrain.cli.inputs import HERE, missing_inputs
     from llmtrain.errors import ConfigError
 
-    if spec.cluster.backend.kind in HERE and (missing := missing_inputs(recipe, overrides or [])):
+    if spec.cluster.backend.kind in HERE and (missing := missing_inputs(recipe, overrides)):
         raise ConfigError(missing)
     backend = load_backend(spec.cluster)
     if problems := backend.check(spec, target):
