@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import median
 from typing import Any, Protocol
 
@@ -97,11 +97,15 @@ class MicroBatchControl:
         if not self.is_free:
             return
         world, device = self._parts.groups.world, self._parts.device.torch_device
-        choice = Choice(self._parts.layout.micro_batch)
+        planned, sizes = self._parts.layout, self._sizes
+        choice, largest = Choice(planned.micro_batch), sizes[-1]
         if world.index == 0:
-            saved = _saved_layout(extra)
-            choice = first_choice(self._parts.layout, self._sizes, saved, read_memory_files(run))
-        size = int(world.exchange(str(choice.size), device)[0])
+            failures = read_memory_files(run)
+            choice = first_choice(planned, sizes, _saved_layout(extra), failures)
+            # What ran out of memory once is not grown into again, however much room there seems to be.
+            largest = first_choice(replace(planned, micro_batch=largest), sizes, None, failures).size
+        size, largest = map(int, world.exchange(f"{choice.size} {largest}", device)[0].split())
+        self._sizes = tuple(one for one in sizes if one <= max(size, largest))
         self._use(Choice(size, choice.reason), step)
         extra[STATE] = to_json(self._parts.layout)
 

@@ -175,6 +175,17 @@ def test_auto_never_grows(tmp_path: Path) -> None:
     assert (changes_told(told), size) == ([], 2)
 
 
+def test_what_ran_out_of_memory_is_not_grown_into_again(tmp_path: Path) -> None:
+    case = Case(ranged(llama(), MicroRange(min=1, max=8)), Layout(micro_batch=1))
+    run = RunDir(tmp_path)
+    write_memory_file(run, 1, MemoryFile(rank=0, step=7, layout=Layout(micro_batch=4)))
+    parts = build(case, 0)
+    control = MicroBatchControl(parts, lambda _: None, ScriptedMeter([]))
+    assert control._sizes == (1, 2, 4, 8)
+    control.begin(run, {}, 0)
+    assert (parts.layout.micro_batch, control._sizes) == (1, (1, 2))
+
+
 def test_a_rank_alone_does_the_step_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     case = Case(ranged(llama(), "auto"), Layout(micro_batch=8))
     loop, told, progress = loop_of(0, case, tmp_path, ScriptedMeter([]))

@@ -284,14 +284,8 @@ class Buckets:
                 for number, piece in enumerate(slot.parameter.spec.pieces):
                     low, high = max(start, bucket.first), min(start + piece.numel, bucket.shard_stop)
                     if low < high:
-                        yield (
-                            bucket,
-                            slot.parameter,
-                            number,
-                            low - start,
-                            low - bucket.first,
-                            high - bucket.first,
-                        )
+                        place = low - start, low - bucket.first, high - bucket.first
+                        yield bucket, slot.parameter, number, *place
                     start += piece.numel
 
 
