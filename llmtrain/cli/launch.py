@@ -57,7 +57,10 @@ def _launch(
     """
     if rehearsal:
         from llmtrain.cli.rehearsal import rehearse_and_tell
+        from llmtrain.errors import UsageError
 
+        if dry_run or detach or run_dir is not None:
+            raise UsageError("--rehearse goes with none of --dry-run, --detach and --run-dir")
         return rehearse_and_tell(recipe, cluster, overrides or [], rehearsal, as_json=as_json)
     return _launch_run(
         recipe, cluster, overrides or [], run_dir, dry_run=dry_run, detach=detach, as_json=as_json

@@ -49,6 +49,7 @@ def test_names_of_scenarios(capsys: pytest.CaptureFixture[str]) -> None:
         chosen("fire")
     assert run(["launch", "tiny", "--rehearse", "fire"]) == 2
     assert "known: death, hang" in capsys.readouterr().err
+    assert run(["launch", "tiny", "--rehearse", "death", "--detach"]) == 2
 
 
 def test_table_says_what_did_not_recover_and_what_was_left_out() -> None:
