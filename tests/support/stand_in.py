@@ -159,7 +159,9 @@ class Rank:
 
     def save(self, step: int) -> None:
         if self.rank == 0 and not self.behaviour.get("no_checkpoints"):
-            (self.run.path / "saved").write_text(str(step))
+            new = self.run.path / "saved.new"
+            new.write_text(str(step))
+            new.replace(self.run.path / "saved")  # Another rank may read it now.
             self.events.emit(
                 schema.CheckpointCommitted(step=step, name=f"step-{step:08d}", bytes=1, seconds=0.0)
             )
