@@ -14,7 +14,7 @@ from dataclasses import replace
 from llmtrain.config.layout import Layout
 from llmtrain.plan.activations import vocabulary_share
 from llmtrain.plan.bookkeeping import BOOKKEEPING
-from llmtrain.plan.bucket_packing import SHARE_ON_THE_WIRE
+from llmtrain.plan.bucket_packing import SHARE_ON_THE_WIRE, default_bucket_bytes
 from llmtrain.plan.collectives import Group, all_reduce, group, scatter_or_gather, send, shards
 from llmtrain.plan.layer_time import BlockTime, BlockTimer, data_group
 from llmtrain.plan.memory import stage_parameters
@@ -157,6 +157,9 @@ def _traffic(timer: BlockTimer, layout: Layout, where: Group, weights: float) ->
     gradient = 4.0 if machine.software.gradients == "fp32" or element == 4 else 2.0
     gradient = min(gradient, 4.0 * SHARE_ON_THE_WIRE[timer.work.communication])
     calls = max(1.0, weights / _elements_a_call(timer, layout))
+    levels = _levels(timer, layout, where)
+    if levels:
+        return _on_two_levels(timer, layout, levels, (gradient * weights, element * weights), calls)
     if layout.zero == 0:
         return all_reduce(machine, where, gradient * weights, calls), 0.0
     inside = shards(machine, where.size, layout.tp)
@@ -171,6 +174,35 @@ def _traffic(timer: BlockTimer, layout: Layout, where: Group, weights: float) ->
     return reduce, gather
 
 
+def _levels(timer: BlockTimer, layout: Layout, where: Group) -> tuple[Group, Group] | None:
+    """Replicas that share a node, and nodes, where this engine sums gradients on two levels."""
+    machine, inside = timer.machine, where.per_node
+    is_own = (
+        machine.software.framework == "llmtrain" and timer.work.two_levels and layout.cp == layout.ep == 1
+    )
+    if not is_own or inside == 1 or inside >= where.size or where.size % inside:
+        return None
+    return Group(inside, inside, 1), group(machine, where.size // inside, layout.tp * inside)
+
+
+def _on_two_levels(
+    timer: BlockTimer, layout: Layout, levels: tuple[Group, Group], moved: tuple[float, float], calls: float
+) -> tuple[float, float]:
+    """Seconds to reduce gradients and to gather weights, `moved` bytes of each: inside the nodes, and the
+    shares of the nodes' ranks across them."""
+    machine, (inside, across) = timer.machine, levels
+
+    def both(size: float) -> float:
+        within = scatter_or_gather(machine, inside, size, calls)
+        return within + scatter_or_gather(machine, across, size / inside.size, calls)
+
+    if layout.zero:
+        return both(moved[0]), both(moved[1])
+    return 2 * scatter_or_gather(machine, inside, moved[0], calls) + all_reduce(
+        machine, across, moved[0] / inside.size, calls
+    ), 0.0
+
+
 def _elements_a_call(timer: BlockTimer, layout: Layout) -> float:
     """Parameters that travel in one call: a bucket, and of ZeRO-3 a block or a matrix; Megatron's buckets
     grow with the ring, so that its latency does not count."""
@@ -181,7 +213,9 @@ def _elements_a_call(timer: BlockTimer, layout: Layout) -> float:
         return max(_BUCKET, timer.work.shape.parameters / layout.tp)
     if framework == "megatron":
         return max(_BUCKET, 1e6 * layout.dp * layout.cp)
-    return timer.work.bucket / 4.0 if timer.work.bucket else _BUCKET
+    if framework == "llmtrain":
+        return (timer.work.bucket or default_bucket_bytes(on_cpu=timer.machine.is_cpu)) / 4.0
+    return _BUCKET
 
 
 def _tied(timer: BlockTimer, layout: Layout) -> float:

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from llmtrain.config.cluster import SoftwareConfig
 from llmtrain.config.layout import Layout
 from llmtrain.plan.collectives import all_reduce, group, scatter_or_gather
 from llmtrain.plan.evaluate import Evaluator
@@ -81,3 +82,12 @@ def test_gathers_in_fp8_halve_one_transfer_in_four():
     assert 7 / 8 < share < 0.92  # one transfer of four a pass carries half, but waits as long as before
     in_bf16 = evaluator(replace(MEGATRON, fp8_gather=True))
     assert in_bf16.breakdown(layout, 8).tensor == evaluator(MEGATRON).breakdown(layout, 8).tensor
+
+
+def test_this_engines_two_levels_shorten_the_rings_of_a_large_cluster():
+    found = evaluator(SoftwareConfig(), nodes=256)
+    layout = Layout(dp=2048, zero=1, micro_batch=4)
+    flat = Evaluator(replace(found.work, two_levels=False), found.machine)
+    assert found.breakdown(layout, 1).data < 0.8 * flat.breakdown(layout, 1).data
+    one_node = Layout(dp=8, zero=1, micro_batch=4)
+    assert found.seconds(one_node, 1) == flat.seconds(one_node, 1)
