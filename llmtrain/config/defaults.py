@@ -29,11 +29,14 @@ def complete_recipe(recipe: Recipe) -> Recipe:
 
 
 def complete_learning_rate(rate: LearningRateConfig, steps: int) -> LearningRateConfig:
-    """The learning rate of a training of so many steps, without None."""
+    """The learning rate of a training of so many steps, without None; a decay only where there is one."""
+    decay = rate.decay_steps
+    if decay is None and rate.schedule == "wsd":
+        decay = max(1, steps // 10)
     return replace(
         rate,
         final=rate.peak / 10 if rate.final is None else rate.final,
-        decay_steps=max(1, steps // 10) if rate.decay_steps is None else rate.decay_steps,
+        decay_steps=decay,
     )
 
 

@@ -21,9 +21,9 @@ def _final_below_peak(recipe: Recipe) -> Iterator[Problem]:
         )
 
 
-@rule("train", "learning_rate", "batch", "model.sequence")
+@rule("train", "learning_rate", "batch", "model.sequence", "faults.inject")
 def _phases_fit(recipe: Recipe) -> Iterator[Problem]:
-    """Warm-up and decay share the steps."""
+    """Warm-up and decay share the steps; what names a step names one that comes."""
     if (recipe.train.steps is None) == (recipe.train.tokens is None) or not _ramp_is_sound(recipe):
         return
     steps, rate = training_steps(recipe), recipe.learning_rate
@@ -39,6 +39,27 @@ def _phases_fit(recipe: Recipe) -> Iterator[Problem]:
             f"learning_rate.warmup_steps + decay_steps = {rate.warmup_steps + (rate.decay_steps or 0)} "
             f"is more than train.steps = {steps}",
             "lower one of them, or train longer",
+        )
+    for number, step in enumerate(recipe.train.trace_steps):
+        if step > steps:
+            yield _never(f"train.trace_steps.{number}", step, steps)
+    for number, fault in enumerate(recipe.faults.inject):
+        if fault.step > steps:
+            yield _never(f"faults.inject.{number}.step", fault.step, steps)
+
+
+def _never(where: str, step: int, steps: int) -> Problem:
+    return Problem(where, f"{where} = {step} is after the last step: train.steps = {steps}")
+
+
+@rule("learning_rate")
+def _decay_needs_wsd(recipe: Recipe) -> Iterator[Problem]:
+    rate = recipe.learning_rate
+    if rate.decay_steps is not None and rate.schedule != "wsd":
+        yield Problem(
+            "learning_rate.decay_steps",
+            f"learning_rate.decay_steps = {rate.decay_steps} has no effect with schedule = {rate.schedule}",
+            "set learning_rate.schedule to wsd, or remove it",
         )
 
 
@@ -112,6 +133,7 @@ def _ramp_is_sound(recipe: Recipe) -> bool:
 NUMERICS_RULES: tuple[Rule[Recipe], ...] = (
     _final_below_peak,
     _phases_fit,
+    _decay_needs_wsd,
     _ramp_grows,
     _ramp_in_micro_batches,
     _clip_range,
