@@ -9,6 +9,7 @@ from datetime import timedelta
 
 import torch.distributed as dist
 
+from llmtrain.config.layout import Layout
 from llmtrain.config.recipe import Recipe
 from llmtrain.corpus.corpora import open_corpora
 from llmtrain.engine.build import Parts, build_parts
@@ -19,6 +20,7 @@ from llmtrain.engine.failures import FailedInStep, error_class
 from llmtrain.engine.flight import flight
 from llmtrain.engine.loop import Loop, peak_flops
 from llmtrain.engine.micro_batch import DeviceMeter, MicroBatchControl
+from llmtrain.engine.numerics.rehearsal import why_idle
 from llmtrain.engine.prefetch import PrefetchedBatches
 from llmtrain.engine.process import StopFlag
 from llmtrain.engine.rank_env import RankEnv
@@ -45,7 +47,7 @@ def run_rank(
     emit(PhaseStarted(phase="build"))
     disturbance.prepare(recipe.faults.inject, env.rank, env.attempt)
     if env.rank == 0:
-        _tell_about_numbers(recipe, device, emit)
+        _tell_about_numbers(recipe, device, attempt.layout, emit)
     parts, batches = _build(run, env, job, attempt, device)
     emit(PhaseStarted(phase="load"))
     checkpoints = checkpoints_of(run, job.run_id, attempt, parts)
@@ -149,7 +151,7 @@ def leave(parts: Parts) -> None:
         dist.destroy_process_group()
 
 
-def _tell_about_numbers(recipe: Recipe, device: Device, emit: Emit) -> None:
+def _tell_about_numbers(recipe: Recipe, device: Device, layout: Layout, emit: Emit) -> None:
     """What a person must know about formats that are not to be had, and about a rehearsal."""
     if recipe.precision.mode == "tf32" and not device.has_tf32:
         where = device.torch_device.type
@@ -157,6 +159,10 @@ def _tell_about_numbers(recipe: Recipe, device: Device, emit: Emit) -> None:
     if recipe.faults.inject:
         text = f"REHEARSAL: the recipe injects {len(recipe.faults.inject)} faults (faults.inject)"
         emit(Notice(message=text, level="warning"))
+    for number, fault in enumerate(recipe.faults.inject):
+        if idle := why_idle(fault, recipe.model.layers, layout, disturbance.attempt):
+            text = f"faults.inject.{number} ({fault.kind}) does nothing: {idle}"
+            emit(Notice(message=text, level="warning"))
 
 
 def _tell_restored(restored: Restored, emit: Emit) -> None:

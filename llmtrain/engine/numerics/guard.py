@@ -16,6 +16,7 @@ from torch import Tensor
 from llmtrain.config.layout import Layout
 from llmtrain.config.recipe import Recipe
 from llmtrain.engine.data import Batch
+from llmtrain.engine.disturbance import disturbance
 from llmtrain.engine.failures import NumericError
 from llmtrain.engine.model.stage import ModelStage
 from llmtrain.engine.numerics import telling
@@ -26,6 +27,7 @@ from llmtrain.engine.numerics.layer_precision import LayerChange, LayerRecord, o
 from llmtrain.engine.numerics.master_weights import everything_in_fp32, layers_in
 from llmtrain.engine.numerics.measure import LayerGradient
 from llmtrain.engine.numerics.origin import Origin
+from llmtrain.engine.numerics.rehearsal import why_idle
 from llmtrain.engine.numerics.scaler import ROOM
 from llmtrain.engine.numerics.snapshots import Snapshot
 from llmtrain.engine.numerics.state import NumericState, clip_limit, fresh_state
@@ -56,6 +58,7 @@ class Guard:
         groups: Groups,
     ) -> None:
         self._recipe, self._stages, self._buckets, self._optimizer = recipe, stages, buckets, optimizer
+        self._layout = layout
         # The faults' hooks come first, so that the probe sees what they did.
         self._faults = InjectedFaults(recipe.faults.inject, stages, buckets, groups, recipe.model.vocab)
         self._findings = Findings(recipe, layout, stages, buckets, groups)
@@ -75,6 +78,8 @@ class Guard:
         self.events, self._first = [], None
         self._origin = self._first_origin = Origin()
         for fault in self._faults.begin_step(step):
+            if why_idle(fault, self._recipe.model.layers, self._layout, disturbance.attempt):
+                continue
             self.events.append(FaultInjected(step=step, fault=fault.kind, rank=fault.rank, layer=fault.layer))
 
     def begin_pass(self, layout: Layout) -> None:
