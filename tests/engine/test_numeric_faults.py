@@ -81,8 +81,8 @@ def test_a_fault_is_met(row: Fault, runs: Any) -> None:
         named = [(fields["layer"], fields["rank"]) for kind, fields in told if kind == row.told[0]]
         assert set(named) == {(row.layer, row.fault.rank)}
     for other in faulty[1:]:  # the same decision everywhere, in the same step
-        assert (other.losses, other.told, other.updates, other.scale) == (
-            first.losses,
+        assert repr(other.losses) == repr(first.losses)  # a skipped step's is NaN, which equals nothing
+        assert (other.told, other.updates, other.scale) == (
             first.told,
             first.updates,
             first.scale,
