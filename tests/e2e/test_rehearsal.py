@@ -23,9 +23,7 @@ NAMES = os.environ.get("LLMTRAIN_REHEARSE", "death")
 @pytest.mark.e2e
 def test_scenarios_recover(tmp_path: Path) -> None:
     arguments = ("launch", "tiny", "--rehearse", NAMES, "--json")
-    out, _ = launches.end(
-        launches.start(tmp_path, *arguments, home=tmp_path), 0, 420.0 * len(chosen(NAMES))
-    )
+    out, _ = launches.end(launches.start(tmp_path, *arguments, home=tmp_path), 0, 420.0 * len(chosen(NAMES)))
     told = json.loads(out)["scenarios"]
     assert [each["name"] for each in told] == [scenario.name for scenario in chosen(NAMES)]
     for each in told:
