@@ -102,11 +102,6 @@ class Samples:
             targets -= len(self._documents[corpus].begins(window, self.sequence))
         return targets
 
-    def epochs(self, samples: int) -> list[float]:
-        """How often every corpus was read in the first `samples`."""
-        counts = self._blend.counts(samples) if self._blend is not None else [samples]
-        return [count / order.windows for count, order in zip(counts, self._orders, strict=True)]
-
 
 def seed_of(seed: int, corpus: int) -> int:
     """Seed of one corpus's order: of the first one the training's own, of others unrelated to it."""

@@ -180,7 +180,8 @@ def _stack(
 ) -> Batch:
     """Windows of [s + 1] with the places where documents begin, to a batch."""
     batch = torch.from_numpy(np.stack(windows).astype(np.int64, copy=False))
-    tokens, targets = batch[:, :-1].contiguous(), batch[:, 1:].contiguous()
+    # Copies: both would be views of the same memory where there is one row, which is contiguous as it is.
+    tokens, targets = batch[:, :-1].clone(), batch[:, 1:].clone()
     positions = None
     if begins[0] is not None:
         positions = torch.arange(tokens.shape[1]).expand_as(tokens).contiguous()

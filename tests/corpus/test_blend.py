@@ -8,7 +8,7 @@ from collections import Counter
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from llmtrain.config.batch_ramp import BatchRamp
@@ -104,7 +104,7 @@ def test_every_corpus_has_epochs_of_its_own():
     assert {times for (corpus, _), times in seen.items() if corpus == 2} == {101}
     times = [times for (corpus, _), times in seen.items() if corpus == 1]
     assert max(times) - min(times) <= 1
-    assert samples.epochs(count) == pytest.approx([21, 606 / 5, 101])
+    assert sum(times) / len(times) == pytest.approx(606 / 5)
 
 
 def test_corpora_of_equal_size_are_read_in_unrelated_orders():
@@ -120,6 +120,7 @@ def test_corpora_of_equal_size_are_read_in_unrelated_orders():
     documents=st.booleans(),
     ramp=st.booleans(),
 )
+@example(seed=0, start=1, documents=True, ramp=True)  # replicas that read a single sequence
 def test_the_same_bytes_for_every_dp_and_across_changes_in_mid_epoch(seed, start, documents, ramp):
     """What replicas read in rank order is the same stream of bytes for every layout, with the same digest and
     the same number of predicted tokens."""
