@@ -22,11 +22,8 @@ from llmtrain.run.data_file import CorpusPlace, DataFile
 class Corpora:
     """The open corpora of a run, in the order of the blend."""
 
-    names: tuple[str, ...]
-    """As the recipe names them."""
     train: tuple[Windows, ...]
     validation: tuple[Windows, ...]
-    train_tokens: int
 
 
 def prepare_corpora(recipe: Recipe, storage: Path, *, progress: Report) -> tuple[DataFile, int]:
@@ -75,10 +72,8 @@ def open_corpora(file: DataFile, recipe: Recipe, base: Path) -> Corpora:
         for at, (corpus, place) in enumerate(zip(opened, file.corpora, strict=True))
     )
     return Corpora(
-        names=tuple(part.corpus for part in data.parts),
         train=train,
         validation=tuple(_windows(corpus, data) for corpus in opened),
-        train_tokens=sum(corpus.train.tokens for corpus in opened),
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -12,6 +13,7 @@ from llmtrain.config.load import load_recipe
 from llmtrain.config.model import ModelConfig
 from llmtrain.config.recipe import BatchConfig, Recipe, TrainConfig
 from llmtrain.corpus.corpora import open_corpora, prepare_corpora, training_samples
+from llmtrain.corpus.prepared import open_prepared
 from llmtrain.errors import ConfigError, CorpusError, RunError, UsageError
 from llmtrain.run.data_file import CorpusPlace, DataFile, read_data_file, write_data_file
 from tests.corpus.conftest import paragraph
@@ -56,7 +58,8 @@ def test_a_blend_is_prepared_opened_and_read(texts, packing, shuffle):
     write_data_file(texts / "data.json", file)
     assert read_data_file(texts / "data.json") == file
     corpora = open_corpora(file, recipe, texts)
-    assert corpora.train_tokens == tokens
+    folders = [Path(place.folder) for place in file.corpora]
+    assert sum(open_prepared(folder).train.tokens for folder in folders) == tokens
     samples = training_samples(corpora.train, recipe)
     for sample in range(60):
         read, (corpus, _) = samples.read(sample), samples.place(sample)
