@@ -21,6 +21,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+from llmtrain.cli.plan_text import layout_words
 from llmtrain.config.cluster import ClusterProfile
 from llmtrain.config.job import resolve
 from llmtrain.config.layout import Layout
@@ -116,8 +117,9 @@ def main() -> int:
         told = model.fullest(layout, busiest(layout, recipe.batch.global_size)).allocated
         mark = "given" if one in given else ("MISSED" if abs(after) > BAR else "")
         missed += mark == "MISSED"
+        name = f"{layout_words(layout)} micro{layout.micro_batch}"
         sys.stdout.write(
-            f"{layout!s:44.44} {1e3 * seconds:6.0f} ms {100 * rates:+6.1f}% {100 * after:+6.1f}% "
+            f"{name:44} {1e3 * seconds:6.0f} ms {100 * rates:+6.1f}% {100 * after:+6.1f}% "
             f"{counted:12,d} {100 * (told / counted - 1):+6.1f}% {mark}\n"
         )
     return 1 if missed else 0
