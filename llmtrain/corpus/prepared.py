@@ -111,7 +111,8 @@ class PreparedCorpus:
                 )
             if not tokens.windows(sequence):
                 hint = (
-                    "data.validation_fraction, or set data.validation_every=0"
+                    "data.validation_fraction (of a folder of `llmtrain data prepare`: prepare it with a larger "
+                    "--validation-fraction), or set data.validation_every=0"
                     if name == VALIDATION
                     else "data.corpus"
                 )
