@@ -111,7 +111,7 @@ class PreparedCorpus:
                 )
             if not tokens.windows(sequence):
                 hint = (
-                    "data.validation_fraction (of a folder of `llmtrain data prepare`: prepare it with a larger "
+                    "data.validation_fraction (of a prepared folder: prepare it with a larger "
                     "--validation-fraction), or set data.validation_every=0"
                     if name == VALIDATION
                     else "data.corpus"
