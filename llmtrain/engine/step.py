@@ -15,7 +15,7 @@ from llmtrain.engine.build import Parts
 from llmtrain.engine.data import Batch
 from llmtrain.engine.disturbance import disturbance
 from llmtrain.engine.flight import flight
-from llmtrain.engine.numerics.decide import Numbers, Verdict
+from llmtrain.engine.numerics.decide import Numbers, Ruling, Verdict
 from llmtrain.engine.schedule import learning_rate
 
 
@@ -67,14 +67,7 @@ def train_step(parts: Parts, step: int, wishes: Wishes) -> StepResult:
     batch = parts.batches.fetch(step).map(parts.device.upload)
     data_seconds = time.perf_counter() - started
     clock.lap("fetch")
-    scale = guard.state.scale
-    loss, agreed = _pass(parts, step, batch, scale, wishes)
-    first, ruling = agreed, guard.judge(agreed.numbers(step, scale), loss)
-    if ruling.verdict is Verdict.RECOMPUTE:
-        scale = 1.0
-        loss, agreed = _pass(parts, step, batch, scale, Wishes(), fp32=True)
-        ruling = guard.judge(agreed.numbers(step, scale), loss, recomputed=True)
-    numbers = agreed.numbers(step, scale)
+    first, numbers, ruling, scale = _judged_pass(parts, step, batch, wishes)
     measured = guard.measure(step, scale)
     rate = learning_rate(parts.recipe.learning_rate, step, parts.steps)
     parts.optimizer.before_change()
@@ -100,6 +93,23 @@ def train_step(parts: Parts, step: int, wishes: Wishes) -> StepResult:
         data_seconds=data_seconds,
         data_digest=first.digest,
     )
+
+
+def _judged_pass(
+    parts: Parts, step: int, batch: Batch, wishes: Wishes
+) -> tuple[Agreed, Numbers, Ruling, float]:
+    """A pass, and another one in FP32 where the guard wants it: what ranks agreed on in the first one, then
+    of the one that counts its numbers, the ruling, and the loss scale."""
+    guard, scale = parts.guard, parts.guard.state.scale
+    loss, first = _pass(parts, step, batch, scale, wishes)
+    numbers = first.numbers(step, scale)
+    ruling = guard.judge(numbers, loss)
+    if ruling.verdict is Verdict.RECOMPUTE:
+        scale = 1.0
+        loss, agreed = _pass(parts, step, batch, scale, Wishes(), fp32=True)
+        numbers = agreed.numbers(step, scale)
+        ruling = guard.judge(numbers, loss, recomputed=True)
+    return first, numbers, ruling, scale
 
 
 def _pass(
