@@ -175,7 +175,9 @@ class StabilityConfig:
 class InjectedFault:
     """A fault made on purpose, to rehearse what happens then."""
 
-    kind: Literal["nan", "overflow", "bad_batch", "bit_flip", "slow", "hang", "error", "stop", "kill", "full_disk"]
+    kind: Literal[
+        "nan", "overflow", "bad_batch", "bit_flip", "slow", "hang", "error", "stop", "kill", "full_disk"
+    ]
     """nan: in a layer's output; overflow: a layer's gradient is infinite, as beyond FP16's range; bad_batch:
     the replica reads noise; bit_flip: one bit of the layer's weights on this rank flips.
 

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from llmtrain.config.checkpoint import CheckpointConfig
 from llmtrain.config.codec import digest
 from llmtrain.config.job import resolve
 from llmtrain.config.layout import Layout
-from llmtrain.config.checkpoint import CheckpointConfig
 from llmtrain.errors import RunError
 from llmtrain.run.job_file import (
     AttemptFile,
