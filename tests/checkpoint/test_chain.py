@@ -149,6 +149,14 @@ def test_the_newest_one_that_is_whole_is_chosen(make_chain):
     assert "SHA-256" in selection.reason
 
 
+def test_a_damaged_base_is_told_once(make_chain):
+    chain = make_chain(1, 2, 3)
+    flip(chain[0].path / "shard-00000.safetensors")
+    with pytest.raises(CheckpointError) as error:
+        newest_valid(chain[0].path.parent)
+    assert [problem.message.count("SHA-256") for problem in error.value.problems] == [0, 1]
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [

@@ -78,11 +78,13 @@ def newest_valid(
             problems = list(error.problems)
         else:
             if not problems:
-                return Selection(checkpoint, manifest, tuple(skipped))
+                return Selection(
+                    checkpoint, manifest, tuple(dict.fromkeys(skipped))
+                )  # a chain's base counts once
         skipped.extend(problems)
     if not ever_committed(root):
         return Selection(None, None)
-    raise _nothing_left(root, skipped)
+    raise _nothing_left(root, list(dict.fromkeys(skipped)))
 
 
 def verify_shards(path: Path, shards: Sequence[ShardEntry], *, checksums: bool = True) -> list[Problem]:
