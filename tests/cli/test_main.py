@@ -163,7 +163,9 @@ def test_interrupt(monkeypatch, capsys) -> None:
 
 def test_a_real_interrupt_leaves_with_130() -> None:
     code = (
-        "import sys, time, typer\n"
+        "import signal, sys, time, typer\n"
+        # A background shell starts its children with SIGINT ignored.
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
         "from llmtrain.cli import main\n"
         "def make(commands):\n"
         "    app = typer.Typer(); app.callback()(lambda: None)\n"
