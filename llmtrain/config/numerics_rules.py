@@ -40,6 +40,13 @@ def _phases_fit(recipe: Recipe) -> Iterator[Problem]:
             f"is more than train.steps = {steps}",
             "lower one of them, or train longer",
         )
+    ramp = recipe.batch.ramp
+    if ramp is not None and ramp.steps > steps:
+        yield Problem(
+            "batch.ramp.steps",
+            f"batch.ramp.steps = {ramp.steps} is more than train.steps = {steps}",
+            "batch.global would never be reached; lower it, or train longer",
+        )
     for number, step in enumerate(recipe.train.trace_steps):
         if step > steps:
             yield _never(f"train.trace_steps.{number}", step, steps)
