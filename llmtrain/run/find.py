@@ -82,7 +82,7 @@ def _unknown(reference: str, names: list[str], storage: Path) -> UsageError:
             where="RUN",
             hint="give the path of a run folder, or start one with `llmtrain launch tiny`",
         )
-    near = difflib.get_close_matches(reference, names, n=MOST_NAMES, cutoff=0.5)
+    near = difflib.get_close_matches(reference, names, n=MOST_NAMES, cutoff=0.6)
     hint = f"did you mean {_names(near)}?" if near else f"newest runs: {_names(names)}"
     return UsageError(f"no run named {reference!r} below {storage}/", where="RUN", hint=hint)
 

@@ -8,6 +8,7 @@ import pytest
 
 from llmtrain.errors import UsageError
 from llmtrain.run.find import find_run, list_runs
+from llmtrain.run.layout import RunDir
 
 
 @pytest.fixture
@@ -80,6 +81,15 @@ def test_unknown_runs(storage, reference, message, hint):
     problem = raised.value.problems[0]
     assert (problem.where, problem.message) == ("RUN", message)
     assert problem.hint.startswith(hint)
+
+
+def test_half_of_the_letters_in_common_is_no_likeness(tmp_path):
+    job = RunDir(tmp_path / "cos").job_json
+    job.parent.mkdir()
+    job.write_text("{}")
+    with pytest.raises(UsageError) as raised:
+        find_run("ghost", tmp_path)
+    assert raised.value.problems[0].hint == "newest runs: cos"
 
 
 def test_without_any_run(tmp_path):
