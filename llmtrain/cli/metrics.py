@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from llmtrain.observe.exporter import Exporter
 
 PORT = 9477
+LAST_PORT = 65535
 
 
 def register(app: typer.Typer) -> None:
@@ -55,6 +56,8 @@ def _metrics(
     if not listen and not text_file:
         console.emit(exposition(exporter).decode().removesuffix("\n"))
         return
+    if text_file and outlive is None:  # Beside a supervisor the folder is made, and a full disk waited for.
+        _refuse_unwritable(text_file)
     leave = threading.Event() if outlive is None else _when_input_ends(outlive)
     stop: Callable[[], None] | None = None
     try:
@@ -67,6 +70,16 @@ def _metrics(
     finally:
         if stop is not None:
             stop()
+
+
+def _refuse_unwritable(file: Path) -> None:
+    """Raise UsageError for a file that can never be written: better told at once than every few seconds."""
+    if file.is_dir():
+        raise UsageError(f"{file} is a folder", where="--text-file", hint="name the file in it")
+    if not file.parent.is_dir():
+        raise UsageError(f"there is no folder {file.parent}", where="--text-file", hint="make it first")
+    if not os.access(file.parent, os.W_OK | os.X_OK):
+        raise UsageError(f"the folder {file.parent} cannot be written", where="--text-file")
 
 
 def _keep(exporter: Exporter, text_file: Path | None, interval: float, leave: threading.Event) -> None:
@@ -109,7 +122,9 @@ def _when_input_ends(seconds: float) -> threading.Event:
 
 def _address(listen: str) -> tuple[str, int]:
     host, _, port = listen.rpartition(":")
-    if not port.isdigit() or int(port) > 65535:
-        hint = f"write HOST:PORT, e.g. 127.0.0.1:{PORT}"
+    hint = f"write HOST:PORT, e.g. 127.0.0.1:{PORT}"
+    if not (port.isascii() and port.isdigit()):
         raise UsageError(f"{listen!r} is no address", where="--listen", hint=hint)
+    if int(port) > LAST_PORT:
+        raise UsageError(f"port {port} is out of range: 0 to {LAST_PORT}", where="--listen", hint=hint)
     return host.strip("[]") or "127.0.0.1", int(port)

@@ -136,6 +136,13 @@ def test_commands(capsys, tell, tmp_path) -> None:
     assert 'llmtrain_step{run="tiny-0001"} 28.0' in capsys.readouterr().out
     assert run_command(["metrics", "--listen", "here"]) == 2
     assert "'here' is no address" in capsys.readouterr().err
+    assert run_command(["metrics", "--listen", "127.0.0.1:99999"]) == 2
+    assert "port 99999 is out of range: 0 to 65535" in capsys.readouterr().err
+    assert run_command(["metrics", "--text-file", str(tmp_path)]) == 2
+    assert f"{tmp_path} is a folder" in capsys.readouterr().err
+    assert run_command(["metrics", "--text-file", str(tmp_path / "none" / "a.prom")]) == 2
+    assert f"there is no folder {tmp_path / 'none'}" in capsys.readouterr().err
+    assert not (tmp_path / "none").exists()
     assert run_command(["dashboards", "--out", str(tmp_path / "out")]) == 0
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == [
         "grafana-dashboard.json",
