@@ -78,14 +78,18 @@ def _whole_cluster(
     if as_json:
         console.emit_json(diagnosis.document())
     else:
-        hints = [_hint(reason) for each in diagnosis.nodes for reason in each.reasons if reason.hint]
+        hints = [
+            hint_text(each.node, reason) for each in diagnosis.nodes for reason in each.reasons if reason.hint
+        ]
         hints += [f"{' - '.join(link.nodes)}: {link.why}" for link in diagnosis.links]
         _show(verdicts_table(diagnosis), hints, diagnosis.verdict)
     raise typer.Exit(diagnosis.exit_status)
 
 
-def _hint(reason: Problem) -> str:
-    return f"{reason.where}: {reason.message}\n  hint: {reason.hint}"
+def hint_text(node: str, reason: Problem) -> str:
+    """A reason and what to do; one that names its node already is not given another name."""
+    where = reason.where or ("" if reason.message.startswith(f"{node}:") else node)
+    return f"{where}: {reason.message}\n  hint: {reason.hint}".removeprefix(": ")
 
 
 def _show(table: Any, hints: Sequence[str], verdict: str) -> None:

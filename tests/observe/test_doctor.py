@@ -7,7 +7,8 @@ import stat
 import pytest
 
 from llmtrain.backends.health import judge
-from llmtrain.errors import ExitStatus
+from llmtrain.cli.doctor import hint_text
+from llmtrain.errors import ExitStatus, Problem
 from llmtrain.observe.doctor import Diagnosis, diagnose
 from llmtrain.probe import machine as probe
 from llmtrain.probe.facts import Disk, Gpu, Gpus, IbPort, Machine, WriteTest, Xid
@@ -130,3 +131,15 @@ def test_disk_of_a_folder_that_does_not_exist_yet(tmp_path) -> None:
 def test_package_version_without_import() -> None:
     assert probe.package_version("torch").startswith("2.")
     assert probe.package_version("no-such-package-here") == ""
+
+
+@pytest.mark.parametrize(
+    ("where", "message", "head"),
+    [
+        ("", "n1: cannot be resolved", "n1: cannot be resolved"),
+        ("", "no answer", "n1: no answer"),
+        ("disk", "is full", "disk: is full"),
+    ],
+)
+def test_a_hint_says_once_whose_it_is(where: str, message: str, head: str) -> None:
+    assert hint_text("n1", Problem(where, message, "do this")) == f"{head}\n  hint: do this"
