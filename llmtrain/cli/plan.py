@@ -132,11 +132,13 @@ def _verify(spec: JobSpec, plan: Plan) -> Counted:
 
 
 def _why(spec: JobSpec, plan: Plan) -> str:
-    from llmtrain.cli.plan_why import why_text
+    from llmtrain.cli.plan_why import lost_work_text, why_text
     from llmtrain.plan.compare import plain_settings
     from llmtrain.plan.make import make_evaluator
 
-    return why_text(plan, plain_settings(make_evaluator(spec), plan.plans[0]))
+    text = why_text(plan, plain_settings(make_evaluator(spec), plan.plans[0]))
+    # Of more nodes the plan itself tells it, beside how often they fail.
+    return text if spec.cluster.nodes > 1 else f"{text}\n\n{lost_work_text(plan)}"
 
 
 def _others(

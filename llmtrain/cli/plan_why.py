@@ -149,6 +149,16 @@ def reliability_text(plan: Plan) -> str:
     return text.replace("Failures", paint("Failures", "bold"), 1)
 
 
+def lost_work_text(plan: Plan) -> str:
+    """What failures cost, and what it takes of a node's memory that they cost no more."""
+    told = plan.reliability
+    text = wrapped(
+        f"Failures: {told.survives}. Copies of the states take {format_bytes(told.host_bytes_per_node)} "
+        "of host memory a node."
+    )
+    return text.replace("Failures", paint("Failures", "bold"), 1)
+
+
 def proposals_text(plan: Plan) -> str:
     """What comes nearest to the recipe's request."""
     rows = []

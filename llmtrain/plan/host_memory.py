@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from llmtrain.config.checkpoint import CheckpointConfig
 from llmtrain.config.layout import Layout
+from llmtrain.errors import Problem
 from llmtrain.plan.placement import rank_order
 from llmtrain.plan.replicas import Replicas, choose_replicas
 from llmtrain.units import plural
@@ -47,3 +48,19 @@ def survives(checkpoint: CheckpointConfig, layout: Layout, per_node: int) -> str
     if lost < checkpoint.memory.copies:
         text += f"; there are no nodes for more than {lost} copies of each state"
     return text
+
+
+def too_few_nodes(checkpoint: CheckpointConfig, layout: Layout, per_node: int) -> Problem | None:
+    """Copies that are asked for and have no node to lie on."""
+    wanted = checkpoint.memory.copies
+    if checkpoint.memory.every_steps is None or not wanted:
+        return None
+    kept = replicas_of(checkpoint, layout, per_node).losable_nodes
+    if kept >= wanted:
+        return None
+    nodes = plural(-(-layout.world_size // per_node), "node")
+    return Problem(
+        "checkpoint.memory.copies",
+        f"{wanted} on other nodes asked for, but a run on {nodes} can keep {kept}",
+        f"use more nodes, or set it to {kept}",
+    )

@@ -13,6 +13,7 @@ from llmtrain.errors import InfeasibleError, Problem
 from llmtrain.plan.constraints import refusals
 from llmtrain.plan.engine_features import OWN_ENGINE, EngineFeatures
 from llmtrain.plan.evaluate import Evaluator
+from llmtrain.plan.host_memory import too_few_nodes
 from llmtrain.plan.ladder import make_ladder
 from llmtrain.plan.machine import make_machine
 from llmtrain.plan.model_size import model_size
@@ -142,6 +143,8 @@ def _remarks(
             f"nothing fits on {counts}: a run that loses so many stops",
             "lower faults.node_loss_budget, or use recompute",
         )
+    if too_few := too_few_nodes(spec.recipe.checkpoint, best.layout, spec.cluster.gpus_per_node):
+        yield too_few
     host = evaluator.machine.host_memory
     if host is not None and not evaluator.machine.is_cpu and failures.host_bytes_per_node > 0.5 * host:
         yield Problem(

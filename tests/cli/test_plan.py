@@ -142,3 +142,12 @@ def test_all_problems_of_a_layout_at_once() -> None:
     with pytest.raises(ConfigError) as error:
         parse_layout("dp=0,tq=2,pp,zero=9")
     assert len(error.value.problems) == 4
+
+
+def test_a_single_node_is_told_what_its_memory_tier_survives(capsys: pytest.CaptureFixture[str]) -> None:
+    tier = "checkpoint.memory={every_steps: 5, copies: 1}"
+    assert run(["plan", "tiny", "--layout", "dp=4,tp=2,pp=1", "--why", "--set", tier]) == 0
+    said = capsys.readouterr()
+    assert "Failures: failed processes cost at most 5 steps" in said.out
+    assert "lost node (the run has one node) costs all" in " ".join(said.out.split())
+    assert "a run on 1 node can keep 0" in said.err

@@ -4,12 +4,13 @@ there is one."""
 from __future__ import annotations
 
 from collections import Counter
+from typing import Literal
 
 import pytest
 
 from llmtrain.config.checkpoint import CheckpointConfig, MemoryTierConfig
 from llmtrain.config.layout import Layout
-from llmtrain.plan.host_memory import host_copies, survives
+from llmtrain.plan.host_memory import host_copies, survives, too_few_nodes
 from llmtrain.plan.placement import rank_order
 from llmtrain.plan.replicas import choose_replicas
 
@@ -68,3 +69,19 @@ def test_what_it_takes_and_survives_is_said() -> None:
     assert "8 of 8 copies lie in their own replica" in survives(
         CheckpointConfig(memory=MemoryTierConfig(every_steps=10)), Layout(pp=8), 1
     )
+
+
+@pytest.mark.parametrize(
+    ("every", "copies", "per_node", "kept"),
+    [(10, 1, 4, 0), (10, 2, 2, 1), (10, 2, 1, None), (10, 0, 4, None), (None, 1, 4, None)],
+)
+def test_copies_without_a_node_are_a_problem(
+    every: int | None, copies: Literal[0, 1, 2], per_node: int, kept: int | None
+) -> None:
+    asked = CheckpointConfig(memory=MemoryTierConfig(every_steps=every, copies=copies))
+    found = too_few_nodes(asked, Layout(dp=4), per_node)
+    assert (None if found is None else found.message.rpartition(" ")[2]) == (
+        None if kept is None else str(kept)
+    )
+    if found is not None:
+        assert found.where == "checkpoint.memory.copies"
