@@ -36,7 +36,7 @@ def audit_run(
     """Prove from the events of all attempts that every sample was consumed exactly once, or say where not.
 
     Steps tell a digest of what was read; some are read again from the corpora and compared. Exit code 1 when
-    it is not proven.
+    it is not proven, also where nothing could be compared; --compare 0 asks for the order alone.
     """
     from dataclasses import asdict
 
@@ -51,15 +51,14 @@ def audit_run(
     result, history = audit(read_ledgers(run), cursors, recipe.batch if recipe else None)
     for name, reason in unreadable.items():
         result.problem(f"checkpoint {name} cannot be read: {reason}")
-    warning = "" if recipe is None or most == 0 else _compare(run, recipe, history, result, most)
-    proven = not result.problems and result.steps > 0
+    warning = "" if most == 0 else _compare(run, recipe, history, result, most)
+    in_order = not result.problems and result.steps > 0
+    proven = in_order and not warning
     if as_json:
         document = {"run": run.run_id, "proven": proven, "not_compared": warning, **asdict(result)}
         console.emit_json(document)
     else:
-        _print(result, proven)
-    if warning:
-        console.say_problems([Problem("", warning)], word="warning")
+        _print(result, warning)
     if not proven:
         raise typer.Exit(ExitStatus.FAILED)
 
@@ -83,7 +82,7 @@ def _recipe(run: RunDir) -> Recipe | None:
 
 
 def _compare(
-    run: RunDir, recipe: Recipe, history: dict[int, StepRecord], result: Audit, most: int | None
+    run: RunDir, recipe: Recipe | None, history: dict[int, StepRecord], result: Audit, most: int | None
 ) -> str:
     """Read samples again; returns why that could not be done."""
     from llmtrain.cli.data import reporter
@@ -92,6 +91,8 @@ def _compare(
     from llmtrain.corpus.progress import Progress
     from llmtrain.run.data_file import read_data_file
 
+    if recipe is None:
+        return "the recipe in job.json cannot be read"
     if not result.told_digests:
         return "no step told a digest of what it read" if result.steps else ""
     report = reporter()
@@ -105,11 +106,11 @@ def _compare(
             progress=lambda done, total: report(Progress("compare", done, total)),
         )
     except LlmtrainError as error:
-        return f"what was read is not compared with the corpora: {error.text()}"
+        return "; ".join(problem.text().partition("\n")[0] for problem in error.problems)
     return ""
 
 
-def _print(result: Audit, proven: bool) -> None:
+def _print(result: Audit, not_compared: str) -> None:
     rows = [
         [
             str(a.number),
@@ -129,9 +130,15 @@ def _print(result: Audit, proven: bool) -> None:
         )
     if result.compared_digests and not result.problems:
         console.emit(f"read again: {result.compared_digests} of {result.told_digests} steps, all as told")
-    if proven:
-        trained = f", {result.skipped_samples} of them not trained on" if result.skipped_samples else ""
-        console.emit(f"exactly once: steps 1..{result.steps}, samples 0..{result.samples - 1}{trained}")
+    if result.problems or not result.steps:
+        console.emit("not proven" if result.steps else "not proven: no step was told")
+        console.say_problems([Problem("", text) for text in result.problems], word="problem")
         return
-    console.emit("not proven" if result.steps else "not proven: no step was told")
-    console.say_problems([Problem("", text) for text in result.problems], word="problem")
+    trained = f", {result.skipped_samples} of them not trained on" if result.skipped_samples else ""
+    span = f"steps 1..{result.steps}, samples 0..{result.samples - 1}{trained}"
+    if not_compared:
+        console.emit(f"not proven: order proven from the ledger, {span}; contents not compared: {not_compared}")
+    elif result.compared_digests:
+        console.emit(f"exactly once: {span}")
+    else:
+        console.emit(f"exactly once by the ledger: {span}; contents not compared, as asked")

@@ -179,13 +179,26 @@ def run_folder(tmp_path):
 
 def test_the_command(run_folder, capsys, monkeypatch):
     monkeypatch.chdir(run_folder.path.parent.parent)
-    assert run(["data", "audit", "r1"]) == 0
+    assert run(["data", "audit", "r1", "--compare", "0"]) == 0
     seen = capsys.readouterr()
-    assert "exactly once: steps 1..12, samples 0..95" in seen.out
-    assert run(["data", "audit", "r1", "--json"]) == 0
+    assert "exactly once by the ledger: steps 1..12, samples 0..95; contents not compared" in seen.out
+    assert run(["data", "audit", "r1", "--compare", "0", "--json"]) == 0
     document = json.loads(capsys.readouterr().out)
     assert (document["proven"], document["samples"], document["discarded_samples"]) == (True, 96, 16)
     assert document["attempts"][1]["started_from"] == "step-00000005"
+
+
+def test_what_is_not_compared_is_not_proven(run_folder, capsys, monkeypatch):
+    """The order is right, but nothing says that the samples were the corpus's."""
+    monkeypatch.chdir(run_folder.path.parent.parent)
+    assert run(["data", "audit", "r1"]) == 1
+    said = capsys.readouterr().out
+    assert "not proven: order proven from the ledger, steps 1..12, samples 0..95; contents not " in said
+    assert "exactly once" not in said
+    assert run(["data", "audit", "r1", "--json"]) == 1
+    document = json.loads(capsys.readouterr().out)
+    assert (document["proven"], document["problems"]) == (False, [])
+    assert document["not_compared"]
 
 
 def test_the_command_finds_an_edited_file(run_folder, capsys, monkeypatch):
