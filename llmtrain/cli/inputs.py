@@ -23,6 +23,18 @@ def missing_inputs(recipe: str, overrides: Sequence[str]) -> list[Problem]:
     return missing_of(read_recipe(recipe, split_overrides(parse_overrides(overrides)[0])[0]))
 
 
+def unfit_inputs(recipe: str, overrides: Sequence[str]) -> list[Problem]:
+    """Prepared corpora of this machine that the recipe's model cannot be trained on, with file and line."""
+    from llmtrain.config.load import read_recipe
+    from llmtrain.config.override import parse_overrides, split_overrides
+    from llmtrain.corpus.corpora import unfit_corpora
+
+    read = read_recipe(recipe, split_overrides(parse_overrides(overrides)[0])[0])
+    if read.value is None:
+        return []
+    return [replace(problem, where=read.where(problem.where)) for problem in unfit_corpora(read.value)]
+
+
 def missing_of(recipe: Loaded[Recipe]) -> list[Problem]:
     """The same of a recipe that was read; fields that are wrong already are left alone."""
     from llmtrain.corpus.given import missing_files

@@ -103,11 +103,13 @@ def _launch_run(
         return ExitStatus.DONE
 
     from llmtrain.backends.registry import load_backend
-    from llmtrain.cli.inputs import HERE, missing_inputs
+    from llmtrain.cli.inputs import HERE, missing_inputs, unfit_inputs
     from llmtrain.errors import ConfigError
 
-    if spec.cluster.backend.kind in HERE and (missing := missing_inputs(recipe, overrides)):
-        raise ConfigError(missing)
+    if spec.cluster.backend.kind in HERE and (
+        wrong := missing_inputs(recipe, overrides) or unfit_inputs(recipe, overrides)
+    ):
+        raise ConfigError(wrong)
     backend = load_backend(spec.cluster)
     if problems := backend.check(spec, target):
         raise ConfigError(problems)

@@ -11,10 +11,10 @@ from llmtrain.config.recipe import Recipe
 from llmtrain.corpus.document_index import DocumentTokens
 from llmtrain.corpus.document_order import ShuffledDocuments, make_order, order_path
 from llmtrain.corpus.prepare import prepare
-from llmtrain.corpus.prepared import PreparedCorpus, open_prepared
+from llmtrain.corpus.prepared import PreparedCorpus, is_prepared, open_prepared
 from llmtrain.corpus.progress import Progress, Report
 from llmtrain.corpus.samples import DocumentWindows, Samples, Windows, seed_of
-from llmtrain.errors import UsageError
+from llmtrain.errors import LlmtrainError, Problem, UsageError
 from llmtrain.run.data_file import CorpusPlace, DataFile
 
 
@@ -55,6 +55,23 @@ def check_fits(corpus: PreparedCorpus, recipe: Recipe) -> None:
         sequence=recipe.model.sequence,
         validation=recipe.data.validation_every > 0,
     )
+
+
+def unfit_corpora(recipe: Recipe) -> Iterator[Problem]:
+    """Prepared folders that `data` names and a training would refuse; places are dotted fields."""
+    for field, name in recipe.data.corpora():
+        folder = Path(name).expanduser()
+        if not is_prepared(folder):
+            continue
+        try:
+            corpus = open_prepared(folder)
+            try:
+                check_fits(corpus, recipe)
+            finally:
+                corpus.close()
+        except LlmtrainError as error:
+            for problem in error.problems:
+                yield Problem(field, f"{problem.where}: {problem.message}", problem.hint)
 
 
 def open_corpora(file: DataFile, recipe: Recipe, base: Path) -> Corpora:

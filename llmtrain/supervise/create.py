@@ -41,7 +41,7 @@ def run_dir_for(recipe: str, storage: str, given: Path | None) -> RunDir:
 
 
 def create_run(run: RunDir, job: RenderedJob) -> None:
-    """Write the run directory. Raises RunError when the file system refuses.
+    """Write the run directory. Raises UsageError when the file system refuses the place.
 
     Of two launches into one folder, one gets the job file in and the other is told.
     """
@@ -52,7 +52,7 @@ def create_run(run: RunDir, job: RenderedJob) -> None:
         write_record(run, RunRecord(run_id=run.run_id, created=time.time()))
     except OSError as error:
         message = f"cannot be written: {(error.strerror or str(error)).lower()}"
-        raise RunError(message, where=str(error.filename or run.path)) from error
+        raise UsageError(message, where=str(error.filename or run.path), hint="choose another folder") from error
 
 
 def discard_run(run: RunDir) -> None:

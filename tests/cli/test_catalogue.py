@@ -112,6 +112,26 @@ def test_files_that_a_recipe_names_must_be_there(capsys, tmp_path, monkeypatch) 
     assert run(["recipes", "check", "mine.yaml", "--cluster", "local"]) == 0
 
 
+def test_a_launch_looks_into_prepared_corpora_first(capsys, tmp_path) -> None:
+    """Nothing was held out of one of two parts, which a rank would find only after the run's start."""
+    (tmp_path / "text.txt").write_text("to be or not to be, that is the question\n" * 2000)
+    for name, fraction in (("whole", "0"), ("split", "0.2")):
+        arguments = ["text.txt", "--out", name, "--validation-fraction", fraction, "--workers", "1"]
+        assert run(["data", "prepare", *arguments]) == 0
+    blend = "data.blend=[{corpus: split, weight: 1}, {corpus: whole, weight: 1}]"
+    launch = ["launch", "tiny", "--run-dir", "run", "--detach", "--set"]
+    for override, place in (("data.corpus=whole", "data.corpus=whole"), (blend, blend)):
+        assert run([*launch, override]) == 2
+        error = capsys.readouterr().err
+        assert f"--set {place}: {tmp_path}/whole: has 0 validation tokens, too few for one window" in error
+        assert "data.validation_every=0" in error and not (tmp_path / "run").exists()
+
+
+def test_a_run_folder_that_cannot_be_made_is_a_wrong_word(capsys) -> None:
+    assert run(["launch", "tiny", "--run-dir", "/proc/foo", "--detach"]) == 2
+    assert "/proc/foo: cannot be written" in capsys.readouterr().err
+
+
 def test_the_prefix_of_an_indexed_corpus_is_there(capsys, tmp_path) -> None:
     arguments = ["recipes", "check", "tiny", "--set", f"data.corpus={tmp_path}/my"]
     (tmp_path / "my.bin").touch()
