@@ -59,7 +59,7 @@ def _list(reference: _Run, runs: Runs = RUNS, as_json: Json = False) -> None:
     rows = [_row(checkpoint, problems) for checkpoint, problems in found]
     console.emit(
         console.columns(
-            ["NAME", "STEP", "SAMPLES", "SIZE", "SHARDS", "SAVED", "KIND", "STATE"],
+            ["NAME", "STEP", "SAMPLES", "SIZE", "SHARDS", "FILE TIME", "KIND", "STATE"],
             rows,
             right=(1, 2, 3, 4),
         )
@@ -200,6 +200,7 @@ def _summary(checkpoint: Checkpoint) -> dict[str, Any]:
     }
     try:
         manifest = read_manifest(checkpoint.path)
+        # A manifest tells no time; a copy of a checkpoint may have its own.
         saved = (checkpoint.path / "manifest.json").stat().st_mtime
     except (CheckpointError, OSError):
         return document
@@ -250,7 +251,7 @@ def _print(checkpoint: Checkpoint, manifest: Manifest) -> None:
         "run": info.run_id,
         "step": f"{info.step:,}",
         "samples": f"{info.consumed_samples:,}",
-        "saved": _time(summary["saved"]) if "saved" in summary else "-",
+        "saved": f"{_time(summary['saved'])} (file time)" if "saved" in summary else "-",
         "kind": "full" if len(chain) == 1 else f"incremental, builds upon {', '.join(chain[1:])}",
         "size": f"{format_bytes(manifest.nbytes)} in {len(manifest.shards)} shards",
         "tensors": f"{len(manifest.tensors):,} ({', '.join(kinds)})",

@@ -43,7 +43,7 @@ def document(capsys, *arguments, code=0):
 def test_list(damaged_run, capsys):
     assert run(["checkpoint", "list", "run-1"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert lines[0].split() == ["NAME", "STEP", "SAMPLES", "SIZE", "SHARDS", "SAVED", "KIND", "STATE"]
+    assert lines[0].split() == ["NAME", "STEP", "SAMPLES", "SIZE", "SHARDS", "FILE", "TIME", "KIND", "STATE"]
     assert lines[1].startswith("step-00000030")
     assert lines[1].endswith("complete"), "a flipped bit does not show without reading"
     assert "truncated: 9 bytes" in lines[2]
