@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -9,6 +10,7 @@ import typer
 from llmtrain.cli import console
 from llmtrain.cli.forward import forwarded
 from llmtrain.cli.options import Json
+from llmtrain.cli.status import Runs
 from llmtrain.errors import CheckpointError, ConfigError, ExitStatus
 
 if TYPE_CHECKING:
@@ -36,6 +38,7 @@ def _resume(
             help="Let it go on with as few as N nodes, also below the node-loss budget.",
         ),
     ] = None,
+    runs: Runs = Path("runs"),
     as_json: Json = False,
 ) -> int:
     """Go on with a run from its newest valid checkpoint.
@@ -59,7 +62,7 @@ def _resume(
     from llmtrain.supervise.create import rewrite_scripts
     from llmtrain.supervise.membership import fewest_nodes
 
-    found = RunDir(find_run(run).path.absolute())
+    found = RunDir(find_run(run, runs).path.absolute())
     if (code := forwarded(found, run)) is not None:
         return code
     record, job = read_record(found), read_job_file(found.job_json)

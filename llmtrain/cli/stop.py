@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -9,6 +10,7 @@ import typer
 from llmtrain.cli import console
 from llmtrain.cli.forward import forwarded
 from llmtrain.cli.options import Json
+from llmtrain.cli.status import Runs
 from llmtrain.errors import ExitStatus, RunError
 
 if TYPE_CHECKING:
@@ -32,6 +34,7 @@ def _stop(
         float | None,
         typer.Option(metavar="SECONDS", min=0.0, help="How long the ranks get to save; default: 120."),
     ] = None,
+    runs: Runs = Path("runs"),
     as_json: Json = False,
 ) -> int:
     """Save and stop a run.
@@ -45,7 +48,7 @@ def _stop(
     from llmtrain.run.record import read_record
     from llmtrain.supervise.stop import ask_to_stop
 
-    found = find_run(run)
+    found = find_run(run, runs)
     if (code := forwarded(found, run)) is not None:
         return code
     holder = read_holder(found)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from llmtrain.cli import console
+from llmtrain.cli.options import Json
 from llmtrain.cli.status import Runs
 
 if TYPE_CHECKING:
@@ -32,6 +33,7 @@ def _wandb(
     online: Annotated[bool, typer.Option("--online", help="Send at once; default: write files.")] = False,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the run ends.")] = False,
     runs: Runs = Path("runs"),
+    as_json: Json = False,
 ) -> None:
     """Tell Weights & Biases a run's curves: one run over all attempts, steps done again once."""
     from llmtrain.errors import UsageError
@@ -47,6 +49,10 @@ def _wandb(
         raise UsageError(f"cannot write below {out}: {error.strerror or error}", where="--out") from error
     except KeyboardInterrupt:
         raise typer.Exit(0) from None
+    if as_json:
+        kept = None if online else str((out / "wandb").absolute())
+        console.emit_json({"run": found.run_id, "path": str(found.path), "told": told, "files": kept})
+        return
     where = "" if online else f"; send them: wandb sync {out}/wandb/offline-run-*"
     console.say(f"told {told} steps{where}")
 

@@ -6,6 +6,7 @@ import os
 
 import pytest
 
+from llmtrain.cli.main import run
 from llmtrain.errors import UsageError
 from llmtrain.run.find import find_run, list_runs
 from llmtrain.run.layout import RunDir
@@ -97,3 +98,9 @@ def test_without_any_run(tmp_path):
         find_run("tiny", tmp_path / "none")
     assert "there is no run below" in raised.value.text()
     assert "llmtrain launch tiny" in raised.value.text()
+
+
+@pytest.mark.parametrize("command", ["stop", "resume"])
+def test_commands_that_act_look_where_they_are_told(tmp_path, capsys, command):
+    assert run([command, "ghost", "--runs", str(tmp_path / "elsewhere")]) == 2
+    assert f"there is no run below {tmp_path / 'elsewhere'}/" in capsys.readouterr().err

@@ -82,6 +82,9 @@ def test_weights_and_biases_has_one_run_without_doubles(capsys, tell, tmp_path) 
     assert "told 41 steps" in capsys.readouterr().err
     assert run_command(command) == 0
     assert "told 0 steps" in capsys.readouterr().err
+    assert run_command([*command, "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert (told["told"], told["files"]) == (0, str(out / "wandb"))
     write_attempt(run, 3, attempt_files(3, restored=40, steps=4, world_size=8, start=START + 40))
     assert run_command(command) == 0
     assert "told 3 steps" in capsys.readouterr().err
