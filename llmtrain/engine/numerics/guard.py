@@ -215,6 +215,6 @@ def _hint(ruling: Ruling) -> str:
     if ruling.reason == "corruption":
         return "have the memory of these ranks' nodes checked; the weights were not changed"
     return (
-        "lower learning_rate.peak, look at these samples, or resume from an older checkpoint; "
-        "the weights were not changed"
+        "look at these samples; launch anew with a lower learning_rate.peak, or move the newest checkpoints "
+        "out of the run's checkpoints/ and `llmtrain resume` it; the weights were not changed"
     )
