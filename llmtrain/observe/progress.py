@@ -13,7 +13,15 @@ from rich.live import Live
 from llmtrain.errors import ExitStatus
 from llmtrain.events.event import Event
 from llmtrain.events.moments import describe
-from llmtrain.events.schema import CheckpointCommitted, Evaluated, PhaseStarted, RunEnded, StepFinished
+from llmtrain.events.schema import (
+    AttemptStarted,
+    CheckpointCommitted,
+    Evaluated,
+    PhaseStarted,
+    RankFailed,
+    RunEnded,
+    StepFinished,
+)
 from llmtrain.observe.goodput_text import goodput_text
 from llmtrain.observe.run_reader import RunReader, RunView
 from llmtrain.observe.status import status_screen
@@ -120,6 +128,7 @@ class OnTerminal:
 
     def __init__(self, live: Live, since: float) -> None:
         self._live, self._since = live, since
+        self._sentences = Sentences()
 
     def show(self, view: RunView, events: Sequence[Event]) -> None:
         """Redraw."""
@@ -127,7 +136,7 @@ class OnTerminal:
         for event in events:
             moment = describe(event)
             if moment is not None and moment.level != "info" and event.time >= self._since:
-                text = f"{clock(event.time)}  {told(event, moment.text)}"
+                text = f"{clock(event.time)}  {self._sentences.told(event, moment.text)}"
                 console.print(text, style=STYLES.get(moment.level, ""))
         screen = screen_of(console, full=True)
         self._live.update(status_screen(view, screen), refresh=True)
@@ -140,6 +149,7 @@ class Plain:
         self._console, self._since, self._line_seconds = console, since, line_seconds
         self._next_line = 0.0
         self._told_run = False
+        self._sentences = Sentences()
 
     def show(self, view: RunView, events: Sequence[Event]) -> None:
         """Print what is new."""
@@ -156,7 +166,7 @@ class Plain:
     def _lines(self, view: RunView, event: Event) -> Iterator[str]:
         moment = describe(event)
         if moment is not None:
-            head = told(event, moment.text)
+            head = self._sentences.told(event, moment.text)
             yield head if moment.level == "info" else f"{moment.level}: {head}"
         match event.payload:
             case StepFinished() as step:
@@ -192,9 +202,27 @@ def step_line(view: RunView, step: StepFinished) -> str:
     return "  ".join(parts)
 
 
-def told(event: Event, text: str) -> str:
-    """An error's first line, since the rest is in the logs; but all of how the run ended and what to do."""
-    return text if isinstance(event.payload, RunEnded) else text.partition("\n")[0]
+class Sentences:
+    """What is said of events, so that an error which all ranks meet is not spelt out again and again."""
+
+    def __init__(self) -> None:
+        self._errors: list[str] = []
+
+    def told(self, event: Event, text: str) -> str:
+        """An error's first line, since the rest is in the logs; but all of how the run ended and what to
+        do."""
+        if isinstance(event.payload, RunEnded):
+            return text
+        if isinstance(event.payload, AttemptStarted):
+            self._errors.clear()
+        line = text.partition("\n")[0]
+        for error in self._errors:
+            line = line.replace(error, "the same error")
+        if isinstance(event.payload, RankFailed):
+            error = event.payload.error.partition("\n")[0]
+            if error and error not in self._errors:
+                self._errors.append(error)
+        return line
 
 
 def clock(when: float) -> str:

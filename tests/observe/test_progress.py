@@ -9,8 +9,9 @@ import pytest
 from rich.console import Console
 
 from llmtrain.events import schema
+from llmtrain.events.moments import describe
 from llmtrain.events.writer import EventWriter
-from llmtrain.observe.progress import follow
+from llmtrain.observe.progress import Sentences, follow
 from llmtrain.observe.watch import watch
 from tests.support.run_folder import make_run, supervise, write_attempt
 from tests.support.sample_events import attempt_files, event, step_finished
@@ -144,3 +145,25 @@ def test_a_terminal_that_cannot_redraw_gets_lines(tmp_path, monkeypatch):
     assert follow(run, console=out[0], poll_seconds=0.02) == 0
     thread.join()
     assert "step 1/" in out[1].getvalue()
+
+
+def test_an_error_that_all_ranks_meet_is_spelt_out_once_and_at_the_end() -> None:
+    error = "NumericError: step 2: loss nan\n  hint: look at these samples"
+    found = "rank 0 failed in step 2: NumericError: step 2: loss nan"
+    failed = [
+        event(schema.RankFailed(error=error, error_class="numeric"), time=1.0, rank=rank) for rank in (0, 1)
+    ]
+    ended = event(schema.AttemptEnded(outcome="failed", cause=found), time=2.0)
+    last = event(schema.RunEnded(exit_status=93, message=f"{found}\n  hint: look"), time=3.0)
+    again = event(schema.AttemptStarted(world_size=2, nodes=("a",), reason="resume"), time=4.0)
+    sentences = Sentences()
+    said = [
+        sentences.told(each, moment.text)
+        for each in (*failed, ended, last, again, failed[1])
+        if (moment := describe(each)) is not None
+    ]
+    assert said[0] == "rank 0 failed (numeric): NumericError: step 2: loss nan"
+    assert said[1] == "rank 1 failed (numeric): the same error"
+    assert said[2].endswith("failed: rank 0 failed in step 2: the same error")
+    assert said[3] == f"{found}\n  hint: look"
+    assert said[5] == "rank 1 failed (numeric): NumericError: step 2: loss nan", "another attempt"
