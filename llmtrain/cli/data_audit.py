@@ -133,11 +133,15 @@ def _print(result: Audit, not_compared: str) -> None:
     if result.problems or not result.steps:
         console.emit("not proven" if result.steps else "not proven: no step was told")
         console.say_problems([Problem("", text) for text in result.problems], word="problem")
+        if not_compared:
+            console.say_problems([Problem("", f"contents not compared: {not_compared}")], word="warning")
         return
     trained = f", {result.skipped_samples} of them not trained on" if result.skipped_samples else ""
     span = f"steps 1..{result.steps}, samples 0..{result.samples - 1}{trained}"
     if not_compared:
-        console.emit(f"not proven: order proven from the ledger, {span}; contents not compared: {not_compared}")
+        console.emit(
+            f"not proven: order proven from the ledger, {span}; contents not compared: {not_compared}"
+        )
     elif result.compared_digests:
         console.emit(f"exactly once: {span}")
     else:

@@ -52,7 +52,9 @@ def create_run(run: RunDir, job: RenderedJob) -> None:
         write_record(run, RunRecord(run_id=run.run_id, created=time.time()))
     except OSError as error:
         message = f"cannot be written: {(error.strerror or str(error)).lower()}"
-        raise UsageError(message, where=str(error.filename or run.path), hint="choose another folder") from error
+        raise UsageError(
+            message, where=str(error.filename or run.path), hint="choose another folder"
+        ) from error
 
 
 def discard_run(run: RunDir) -> None:
