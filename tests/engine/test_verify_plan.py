@@ -24,7 +24,7 @@ CASES = [
     ("llama-70b", Layout(dp=8, tp=8, pp=4, **SP), 16, 0.015),
     ("llama-8b", Layout(dp=64, tp=4, pp=1, **SP), 4, 0.015),
     ("llama-8b", Layout(dp=64, tp=4, pp=1, zero=2, **SP), 4, 0.02),
-    # 2.4 % too much is predicted: the working buffers of a block that is computed again do not all live at once.
+    # 2.4 % too much is predicted: the buffers of a block that is computed again do not all live at once.
     ("llama-8b", Layout(dp=64, tp=4, pp=1, zero=3, recompute="full", **SP), 4, 0.03),
     ("llama-70b", Layout(dp=16, tp=8, pp=2, zero=3, **SP), 4, 0.03),
     ("tiny", Layout(dp=2, tp=2, pp=2, micro_batch=2), 4, 0.05),
