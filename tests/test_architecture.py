@@ -180,6 +180,7 @@ def test_light_commands_load_nothing_heavy(arguments, run_path, tmp_path) -> Non
     assert done.stdout
 
 
+@pytest.mark.quiet
 @pytest.mark.parametrize("arguments", COMMAND_LINES, ids=" ".join)
 def test_light_commands_start_quickly(arguments, run_path, tmp_path, byte_code) -> None:
     """User and system time of the quickest of a few runs, each beside a reference: other work on shared

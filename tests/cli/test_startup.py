@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.quiet
 BUDGET = 0.25
 """CPU seconds, user and system, on a machine that does nothing else."""
 REFERENCE = 0.06

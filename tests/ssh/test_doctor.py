@@ -68,6 +68,7 @@ def _is_test(process: psutil.Process, namespace: str) -> bool:
     return False
 
 
+@pytest.mark.quiet
 @pytest.mark.timeout(600)
 def test_a_slow_link_and_a_slow_processor_are_convicted_and_used_last(bed_home, ssh_bed, tmp_path) -> None:
     profile = ssh_runs.write_profile(tmp_path / "bed.yaml", ssh_bed, nodes=5, spares=1)
