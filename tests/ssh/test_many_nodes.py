@@ -15,7 +15,7 @@ from llmtrain.supervise.fleet import Fleet
 from tests.support import ssh_runs
 from tests.support import stand_in_runs as runs
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.quiet]
 
 NODES = 32
 LIMIT_SECONDS = 15.0 * max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1) / 2)
