@@ -21,7 +21,7 @@ import pytest
 
 SCRIPTS = Path(__file__).parents[1] / "beds"
 MUST_RUN = "LLMTRAIN_TESTS_MUST_RUN"
-SLOTS = range(8)
+SLOTS = range(32)
 """Beds that may be up on one machine at once, whoever started them."""
 USER_ID = 61000
 BOOT = {"power", "crash"}

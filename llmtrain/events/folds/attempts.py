@@ -48,7 +48,7 @@ def _attempt_started(state: RunState, event: Event, payload: schema.AttemptStart
             started=event.time,
             reason=payload.reason,
             nodes=payload.nodes,
-            world_size=payload.world_size,
+            world_size=max(0, payload.world_size),
             layout=payload.layout,
             rung=payload.rung,
             idle=payload.idle,
