@@ -42,6 +42,8 @@ POLL_SECONDS = 2.0
 KEPT_VARIABLES = ("PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "LC_ALL", "TZ", "TMPDIR")
 SLURM_VARIABLES = ("SLURM_CONF", "SBATCH_", "SQUEUE_")
 """What a job gets even with `export: none`."""
+LEAVING_SECONDS = 30.0
+"""How long a job that is leaving its nodes may keep the next one of its run waiting."""
 REASON_SECONDS = 3.0
 """Longest wait after a submission for the scheduler's opinion."""
 
@@ -135,7 +137,13 @@ class SlurmBackend:
 
     def _refuse_second(self, run: RunDir) -> None:
         submission = read_submission(run)
-        row = None if submission is None else one_of(self._calls.queue(submission.jobs))
+        if submission is None:
+            return
+        given_up = time.monotonic() + LEAVING_SECONDS
+        while row := one_of(self._calls.queue(submission.jobs)):
+            if row.state != "COMPLETING" or time.monotonic() > given_up:
+                break
+            time.sleep(REASON_SECONDS / 3)  # It has just been stopped; its nodes are being cleaned.
         if row is not None and row.ours in ALIVE:
             reason = f": {row.reason}" if row.reason else ""
             raise UsageError(
