@@ -19,7 +19,8 @@ from llmtrain.plan.make import make_plan
 from llmtrain.render.scripts import render
 from llmtrain.run.job_file import JobFile
 from llmtrain.supervise.create import create_run, run_dir_for
-from llmtrain.supervise.rehearsal.scenarios import SCENARIOS, SMALL, Scenario, Sight
+from llmtrain.supervise.rehearsal.acts import Sight
+from llmtrain.supervise.rehearsal.scenarios import SCENARIOS, SMALL, Scenario
 from llmtrain.supervise.rehearsal.stage import Stage
 
 LIMIT_SECONDS = 420.0

@@ -1,0 +1,194 @@
+"""How each failure of a rehearsal is made, and by which events its detection and cure are known."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from llmtrain.backends.rehearsed import lose_node, return_node
+from llmtrain.errors import ExitStatus
+from llmtrain.events.event import Event
+from llmtrain.events.schema import (
+    CheckpointCommitted,
+    CheckpointFailed,
+    Decided,
+    Found,
+    Restored,
+    RunEnded,
+    StepFinished,
+)
+from llmtrain.events.watching import SlowRank
+from llmtrain.supervise.rehearsal.stage import RehearsalError, Stage
+
+VICTIM = 1
+"""Rank that the failure meets."""
+LOST = "n2"
+"""Node that is lost."""
+SLOW_FROM = 30
+"""Step from which the slow rank is slow."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sight:
+    """What was seen, by the clock of the events, epoch seconds."""
+
+    injected: float
+    detected: float
+    recovered: float
+    what: str
+
+
+# ---- reading the events
+def first(events: Sequence[Event], kind: type, after: float = 0.0) -> Event:
+    """The first event of a kind after a moment. Raises RehearsalError."""
+    for event in events:
+        if isinstance(event.payload, kind) and event.time > after:
+            return event
+    raise RehearsalError(f"no {kind.__name__} was told")
+
+
+def trains_again(events: Sequence[Event], after: float) -> float:
+    """When the first step of an attempt that began after a moment was done. Raises RehearsalError."""
+    restored = first(events, Restored, after)
+    return first(events, StepFinished, restored.time).time
+
+
+def must_finish(stage: Stage) -> list[Event]:
+    """All events of a run that did all steps. Raises RehearsalError for any other end."""
+    code = stage.wait_for_end()
+    events = stage.events()
+    if code != ExitStatus.DONE:
+        raise RehearsalError(f"the run ended with exit code {code}: {_last_words(events)}")
+    return events
+
+
+def _last_words(events: Sequence[Event]) -> str:
+    words = [event.payload.message for event in events if isinstance(event.payload, RunEnded)]
+    return words[-1] if words else "without a word"
+
+
+def _failure_of(stage: Stage, kind: str) -> Sight:
+    """A failure that the recipe injects: it began when the step before it ended."""
+    events = must_finish(stage)
+    found = first(events, Found)
+    assert isinstance(found.payload, Found)
+    if found.payload.finding != kind or found.payload.rank != VICTIM:
+        raise RehearsalError(f"it was taken for {found.payload.finding}: {found.payload.message}")
+    steps = [
+        each.time for each in events if isinstance(each.payload, StepFinished) and each.time < found.time
+    ]
+    return Sight(
+        injected=max(steps),
+        detected=found.time,
+        recovered=trains_again(events, found.time),
+        what=found.payload.message,
+    )
+
+
+# ---- the scenarios
+def death(stage: Stage) -> Sight:
+    """A rank is killed."""
+    return _failure_of(stage, "rank_dead")
+
+
+def hang(stage: Stage) -> Sight:
+    """A rank stands still."""
+    return _failure_of(stage, "hang")
+
+
+def slow(stage: Stage) -> Sight:
+    """Being slow is no failure: it is named, and the run goes on."""
+    events = must_finish(stage)
+    named = first(events, SlowRank)
+    assert isinstance(named.payload, SlowRank)
+    if named.payload.rank != VICTIM:
+        raise RehearsalError(f"rank {named.payload.rank} was named instead of rank {VICTIM}")
+    steps = {e.payload.step: e.time for e in events if isinstance(e.payload, StepFinished)}
+    text = f"rank {VICTIM} takes {100 * named.payload.excess:.0f} % longer"
+    return Sight(injected=steps[SLOW_FROM - 1], detected=named.time, recovered=named.time, what=text)
+
+
+def full_disk(stage: Stage) -> Sight:
+    """Saves fail for a while; one that is committed later is the cure."""
+    events = must_finish(stage)
+    failed = first(events, CheckpointFailed)
+    assert isinstance(failed.payload, CheckpointFailed)
+    begun = max(e.time for e in events if e.kind == "checkpoint_started" and e.time <= failed.time)
+    saved = first(events, CheckpointCommitted, failed.time)
+    return Sight(injected=begun, detected=failed.time, recovered=saved.time, what=failed.payload.error)
+
+
+def corrupt_shard(stage: Stage) -> Sight:
+    """The newest checkpoint is damaged while nobody reads it, and then needed."""
+    stage.wait_for_checkpoint(12)
+    stage.wait_for_step(13)
+    damaged = stage.damage_newest_checkpoint()
+    killed = stage.kill_rank(VICTIM)
+    events = must_finish(stage)
+    restored = first(events, Restored, killed)
+    assert isinstance(restored.payload, Restored)
+    if restored.payload.step >= damaged:
+        raise RehearsalError(f"the damaged checkpoint of step {damaged} was not noticed")
+    return Sight(
+        injected=killed,
+        detected=restored.time,
+        recovered=trains_again(events, killed),
+        what=f"step {damaged} is damaged: went on from step {restored.payload.step}",
+    )
+
+
+def preemption(stage: Stage) -> Sight:
+    """The run is told to leave, saves, and is resumed."""
+    stage.wait_for_step(10)
+    asked = stage.preempt()
+    code = stage.wait_for_end()
+    if code != ExitStatus.RESUMABLE:
+        raise RehearsalError(
+            f"the preempted run ended with exit code {code}, not {int(ExitStatus.RESUMABLE)}"
+        )
+    left = first(stage.events(), RunEnded)
+    stage.resume()
+    events = must_finish(stage)
+    done = [e.payload.step for e in events if isinstance(e.payload, StepFinished)]
+    if len(done) != len(set(done)):
+        raise RehearsalError("steps were done twice, although there was time to save")
+    again = trains_again(events, left.time)
+    return Sight(injected=asked, detected=left.time, recovered=again, what="saved, left with 75, was resumed")
+
+
+def lost_node(stage: Stage) -> Sight:
+    """A node is lost for good."""
+    return _lose(stage, returns=False)
+
+
+def returned_node(stage: Stage) -> Sight:
+    """A lost node comes back and is taken up."""
+    return _lose(stage, returns=True)
+
+
+def _lose(stage: Stage, *, returns: bool) -> Sight:
+    stage.wait_for_step(10)
+    lose_node(stage.run, LOST, stage.place_of(LOST))
+    steps = [e.time for e in stage.events() if isinstance(e.payload, StepFinished)]
+    lost_at = max(steps)
+    stage.wait_for_step(11, attempt=2)
+    if returns:
+        return_node(stage.run, LOST)
+    events = must_finish(stage)
+    found = first(events, Found)
+    shapes = [e.payload.nodes for e in events if e.kind == "attempt_started"]  # type: ignore[attr-defined]
+    if LOST in shapes[1]:
+        raise RehearsalError(f"{LOST} was used again at once")
+    if not returns:
+        again, what = trains_again(events, found.time), f"{LOST} left out, {len(shapes[1])} nodes go on"
+        return Sight(injected=lost_at, detected=found.time, recovered=again, what=what)
+    up = [e for e in events if isinstance(e.payload, Decided) and "steps up" in e.payload.reason]
+    if not up or LOST not in shapes[-1]:
+        raise RehearsalError(f"{LOST} came back and was not taken up")
+    back = first(events, Restored, found.time).time
+    return Sight(
+        injected=back,
+        detected=up[0].time,
+        recovered=trains_again(events, up[0].time),
+        what=f"{LOST} taken up again: {len(shapes[1])} -> {len(shapes[-1])} nodes",
+    )
