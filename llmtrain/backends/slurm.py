@@ -137,13 +137,7 @@ class SlurmBackend:
 
     def _refuse_second(self, run: RunDir) -> None:
         submission = read_submission(run)
-        if submission is None:
-            return
-        given_up = time.monotonic() + LEAVING_SECONDS
-        while row := one_of(self._calls.queue(submission.jobs)):
-            if row.state != "COMPLETING" or time.monotonic() > given_up:
-                break
-            time.sleep(REASON_SECONDS / 3)  # It has just been stopped; its nodes are being cleaned.
+        row = None if submission is None else self._calls.settled(submission.jobs, LEAVING_SECONDS)
         if row is not None and row.ours in ALIVE:
             reason = f": {row.reason}" if row.reason else ""
             raise UsageError(

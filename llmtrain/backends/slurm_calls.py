@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from llmtrain.backends.slurm_refusals import SlurmError, SlurmUnreachableError, refusal
-from llmtrain.backends.slurm_states import JobRow, account_rows, queue_rows
+from llmtrain.backends.slurm_states import LEAVING, JobRow, account_rows, one_of, queue_rows
 from llmtrain.config.hosts import expand_entry
 from llmtrain.errors import ConfigError
 from llmtrain.transport.base import Transport, TransportError
@@ -68,6 +69,14 @@ class SlurmCalls:
             if "invalid job id" in str(error).lower():
                 return []
             raise
+
+    def settled(self, jobs: Sequence[str], seconds: float) -> JobRow | None:
+        """The job of a chain whose turn it is; one that is leaving its nodes is given so long to be gone.
+        None: the controller knows none of them. Raises SlurmError."""
+        given_up = time.monotonic() + seconds
+        while (row := one_of(self.queue(jobs))) and row.state == LEAVING and time.monotonic() < given_up:
+            time.sleep(1.0)
+        return row
 
     def named(self, name: str) -> list[JobRow]:
         """Jobs of a name. Raises SlurmError."""

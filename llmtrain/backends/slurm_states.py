@@ -11,6 +11,8 @@ from datetime import datetime
 
 from llmtrain.backends.base import JobState, JobStatus
 
+LEAVING = "COMPLETING"
+"""The state of a job whose processes are gone or being killed, while its nodes are cleaned."""
 STATES: Mapping[str, JobState] = {
     "PENDING": JobState.PENDING,
     "CONFIGURING": JobState.PENDING,
@@ -21,7 +23,7 @@ STATES: Mapping[str, JobState] = {
     "RESV_DEL_HOLD": JobState.PENDING,
     "SPECIAL_EXIT": JobState.PENDING,
     "RUNNING": JobState.RUNNING,
-    "COMPLETING": JobState.RUNNING,
+    LEAVING: JobState.RUNNING,
     "STAGE_OUT": JobState.RUNNING,
     "SUSPENDED": JobState.RUNNING,
     "STOPPED": JobState.RUNNING,

@@ -39,11 +39,12 @@ def wait_in_queue(backend: Backend, handle: JobHandle, is_unwanted: Callable[[],
 
 
 def is_there(status: JobStatus) -> bool:
-    """Whether a job waits or runs. COMPLETING: its processes are gone or being killed; a busy controller may
-    leave it there for minutes."""
+    """Whether a job waits or runs. One that is leaving does neither, though a busy controller may leave it
+    there for minutes."""
     from llmtrain.backends.base import JobState
+    from llmtrain.backends.slurm_states import LEAVING
 
-    return status.state in (JobState.PENDING, JobState.RUNNING) and status.raw != "COMPLETING"
+    return status.state in (JobState.PENDING, JobState.RUNNING) and status.raw != LEAVING
 
 
 def end_job(run: RunDir, backend: Backend, handle: JobHandle, seconds: float) -> None:

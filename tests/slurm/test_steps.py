@@ -15,6 +15,7 @@ import pytest
 from llmtrain.backends.base import Node
 from llmtrain.backends.slurm import SlurmBackend
 from llmtrain.backends.slurm_calls import SlurmCalls
+from llmtrain.backends.slurm_states import LEAVING, JobRow
 from llmtrain.config.cluster import ClusterProfile
 from llmtrain.config.load import load_profile
 from llmtrain.transport.base import Completed, TransportError
@@ -117,6 +118,16 @@ def test_every_call_has_a_time_limit() -> None:
     silent = SlurmCalls(Answers(None), 0.1)  # type: ignore[arg-type]
     assert silent.account(["1"]) == [] and silent.nodes("n1") == {} and silent.partitions() == []
     assert silent.hostnames("node[08-10],x") == ["node08", "node09", "node10", "x"]
+
+
+def test_a_job_that_is_leaving_is_given_time() -> None:
+    """Twice on its way out, then gone from the queue; one that stays is told as it is."""
+    rows = [JobRow(id="7", state=LEAVING), JobRow(id="7", state=LEAVING), None]
+    calls = SlurmCalls(Answers(None), 0.1)  # type: ignore[arg-type]
+    calls.queue = lambda jobs: [row] if (row := rows.pop(0)) else []  # type: ignore[method-assign]
+    assert calls.settled(["7"], 30.0) is None and rows == []
+    calls.queue = lambda jobs: [JobRow(id="7", state=LEAVING)]  # type: ignore[method-assign]
+    assert calls.settled(["7"], 0.0) == JobRow(id="7", state=LEAVING)
 
 
 @pytest.fixture
