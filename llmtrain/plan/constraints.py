@@ -207,3 +207,21 @@ def _axes(work: Workload, layout: Layout, features: EngineFeatures) -> Iterator[
         )
     if layout.ep > 1 and (layout.dp * layout.cp) % layout.ep:
         yield Refusal("ep over ranks", f"dp x cp {layout.dp * layout.cp} mod ep {layout.ep} must be 0")
+
+
+def too_many_ranks(tp: int, cp: int, pp: int, room: int) -> Refusal:
+    """More ranks than there are accelerators."""
+    return Refusal(
+        "world size",
+        f"tp {tp} x pp {pp} x cp {cp} = {tp * cp * pp} > {room} accelerators",
+        "lower a degree or add nodes",
+    )
+
+
+def too_big(need: float, usable: float) -> Refusal:
+    """More memory than the fullest rank has, both in bytes."""
+    return Refusal(
+        "memory",
+        f"{need / 1e9:.1f} GB > {usable / 1e9:.1f} GB usable on the fullest rank",
+        "recompute more, lower batch.micro, or use more tp, pp or nodes",
+    )

@@ -18,6 +18,8 @@ from llmtrain.plan.constraints import (
     Refusal,
     knob_refusals,
     refusals,
+    too_big,
+    too_many_ranks,
 )
 from llmtrain.plan.engine_features import EngineFeatures
 from llmtrain.plan.evaluate import Evaluator
@@ -115,7 +117,7 @@ class Search:
                     for pp in space.stages:
                         if tp * cp * pp > room and len(space.stages) > 1:
                             count = len(space.knobs(pp, tp)) * len(space.micro_batches)
-                            refused.add(_too_many(tp, cp, pp, room), count)
+                            refused.add(too_many_ranks(tp, cp, pp, room), count)
                             looked += count
                             continue
                         looked += self._axes((tp, cp, ep, pp), nodes, free_replicas, refused, points)
@@ -196,7 +198,7 @@ class Search:
                 continue
             if need < refused.nearest_need:
                 refused.nearest, refused.nearest_need = layout, need
-            refused.count("memory", lambda: _too_big(need, limit))  # noqa: B023 (called at once)
+            refused.count("memory", lambda: too_big(need, limit))  # noqa: B023 (called at once)
 
     def _uneven(self, layout: Layout, rule: str) -> Refusal:
         return next(r for r in knob_refusals(self._evaluator.work, layout, self._features) if r.rule == rule)
@@ -284,20 +286,4 @@ def _layout(axes: Axes, dp: int, micro: int, knobs: Knobs) -> Layout:
         micro_batch=micro,
         schedule=cast(Any, knobs.schedule),
         recompute=cast(Any, knobs.recompute),
-    )
-
-
-def _too_many(tp: int, cp: int, pp: int, room: int) -> Refusal:
-    return Refusal(
-        "world size",
-        f"tp {tp} x pp {pp} x cp {cp} = {tp * cp * pp} > {room} accelerators",
-        "lower a degree or add nodes",
-    )
-
-
-def _too_big(need: float, usable: float) -> Refusal:
-    return Refusal(
-        "memory",
-        f"{need / 1e9:.1f} GB > {usable / 1e9:.1f} GB usable on the fullest rank",
-        "recompute more, lower batch.micro, or use more tp, pp or nodes",
     )
