@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from llmtrain.events.event import Event
 from llmtrain.events.schema import Evaluated, Restored, StepFinished
+from llmtrain.observe.scalars import scalars
 
 VERSION = "brain.Event:2"
 """First record of every file (tensorflow/core/util/event.proto, file_version)."""
@@ -25,16 +26,7 @@ def records(events: Iterable[Event]) -> Iterator[bytes]:
     for event in events:
         match event.payload:
             case StepFinished() as step:
-                scalars = {
-                    "training/loss": step.loss,
-                    "training/gradient_norm": step.grad_norm,
-                    "training/learning_rate": step.learning_rate,
-                    "speed/tokens_per_second": step.tokens_per_second,
-                    "speed/step_seconds": step.seconds,
-                }
-                if step.mfu is not None:
-                    scalars["speed/mfu"] = step.mfu
-                yield record(_summary(event.time, step.step, scalars))
+                yield record(_summary(event.time, step.step, scalars(step)))
             case Evaluated(step=number, loss=loss):
                 yield record(_summary(event.time, number, {"validation/loss": loss}))
             case Restored(step=number) if event.attempt > 1:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from llmtrain.events.event import Event
 from llmtrain.events.schema import Evaluated, StepFinished
+from llmtrain.observe.scalars import scalars
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,15 +42,7 @@ def rows(events: Iterable[Event], after: int) -> Iterator[Row]:
 
 def _values(step: StepFinished) -> dict[str, float]:
     """Names as in TensorBoard; tokens are those that the weights have seen."""
-    values = {
-        "training/loss": step.loss,
-        "training/gradient_norm": step.grad_norm,
-        "training/learning_rate": step.learning_rate,
-        "speed/tokens_per_second": step.tokens_per_second,
-        "speed/step_seconds": step.seconds,
-    }
-    if step.mfu is not None:
-        values["speed/mfu"] = step.mfu
+    values = scalars(step)
     if step.samples:
         values["tokens"] = float((step.first_sample + step.samples) * step.tokens // step.samples)
     return values
