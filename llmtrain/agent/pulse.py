@@ -17,8 +17,8 @@ from llmtrain.run.flight import SIZE, FlightView, find_page, read_page
 
 FIND_SECONDS = 2.0
 """How often a rank whose recorder has not been found is looked at for it."""
-STATE, USER_TIME, SYSTEM_TIME = 0, 11, 12
-"""Places in /proc/PID/stat after the command's name (proc(5): fields 3, 14 and 15)."""
+STATE = 0
+"""Place in /proc/PID/stat after the command's name (proc(5): field 3)."""
 
 
 @dataclass(slots=True)
@@ -53,20 +53,18 @@ class Pulse:
 
     def evidence(self, now: float) -> tuple[dict[str, Any], ...]:
         """One record a rank: rank, pid, state (letter of /proc, empty when gone), kernel function it sleeps
-        in, CPU seconds, and what its recorder says."""
+        in, and what its recorder says."""
         return tuple(self._evidence_of(watched, now) for _, watched in sorted(self._ranks.items()))
 
     def _evidence_of(self, watched: _Watched, now: float) -> dict[str, Any]:
         self._find_page(watched, now)
         pid = watched.process.pid
-        state, cpu = _state(pid)
         view: FlightView | None = None if watched.page is None else read_page(watched.page)
         return {
             "rank": watched.process.rank,
             "pid": pid,
-            "state": state,
+            "state": _state(pid),
             "sleeps_in": _text(f"/proc/{pid}/wchan"),
-            "cpu_seconds": cpu,
             "flight": None if view is None else asdict(view),
         }
 
@@ -94,12 +92,9 @@ def _bytes_moved(pid: int) -> int:
     return total
 
 
-def _state(pid: int) -> tuple[str, float]:
+def _state(pid: int) -> str:
     fields = _text(f"/proc/{pid}/stat").rpartition(")")[2].split()
-    if len(fields) <= SYSTEM_TIME or fields[STATE] in "ZX":
-        return "", 0.0
-    ticks = int(fields[USER_TIME]) + int(fields[SYSTEM_TIME])
-    return fields[STATE], ticks / os.sysconf("SC_CLK_TCK")
+    return "" if len(fields) <= STATE or fields[STATE] in "ZX" else fields[STATE]
 
 
 def _text(path: str) -> str:

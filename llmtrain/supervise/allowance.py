@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from llmtrain.errors import InfeasibleError, Problem, RunError, UsageError
 from llmtrain.plan.make import make_plan
+from llmtrain.plan.plan import Plan
 from llmtrain.run.job_file import JobFile
 from llmtrain.run.ladder_file import Allowance, FrozenRung, write_allowance
 from llmtrain.run.layout import RunDir
@@ -27,7 +28,17 @@ def allow_fewer(run: RunDir, job: JobFile, nodes: int) -> Allowance:
         fitting = [rung.nodes for rung in plan.ladder if rung.candidate is not None]
         hint = f"{min(fitting)} nodes are the fewest that something fits on" if fitting else ""
         raise InfeasibleError([Problem("--nodes", f"nothing fits on {plural(nodes, 'node')}", hint)])
-    ladder = tuple(
+    allowance = Allowance(fewest_nodes=nodes, ladder=frozen(plan))
+    try:
+        write_allowance(run, allowance)
+    except OSError as error:
+        raise RunError(f"cannot be written: {error.strerror}", where=str(run.allowance_json)) from error
+    return allowance
+
+
+def frozen(plan: Plan) -> tuple[FrozenRung, ...]:
+    """The ladder of a plan as a run keeps it."""
+    return tuple(
         FrozenRung(
             nodes=rung.nodes,
             layout=rung.candidate.layout if rung.candidate else None,
@@ -35,9 +46,3 @@ def allow_fewer(run: RunDir, job: JobFile, nodes: int) -> Allowance:
         )
         for rung in plan.ladder
     )
-    allowance = Allowance(fewest_nodes=nodes, ladder=ladder)
-    try:
-        write_allowance(run, allowance)
-    except OSError as error:
-        raise RunError(f"cannot be written: {error.strerror}", where=str(run.allowance_json)) from error
-    return allowance

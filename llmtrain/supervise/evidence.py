@@ -27,7 +27,6 @@ class RankEvidence:
     """Letter of /proc/PID/stat; empty when it is gone."""
     sleeps_in: str = ""
     """Kernel function."""
-    cpu_seconds: float = 0.0
     flight: FlightView | None = None
     """None for a rank without a recorder."""
 
@@ -68,7 +67,7 @@ def parse_evidence(raw: Mapping[str, Any]) -> RankEvidence | None:
         if flight is not None:
             lanes = tuple(LaneView(**lane) for lane in flight["lanes"])
             view = FlightView(**{**flight, "lanes": lanes})
-        known = {name: raw[name] for name in ("rank", "pid", "state", "sleeps_in", "cpu_seconds")}
+        known = {name: raw[name] for name in ("rank", "pid", "state", "sleeps_in")}
         return RankEvidence(**known, flight=view)
     except (TypeError, KeyError, ValueError):
         return None

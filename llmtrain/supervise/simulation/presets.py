@@ -10,7 +10,7 @@ from llmtrain.config.layout import Layout
 from llmtrain.plan.plan import Plan
 from llmtrain.plan.reliability import spares_needed
 from llmtrain.run.job_file import JobFile
-from llmtrain.run.ladder_file import FrozenRung
+from llmtrain.supervise.allowance import frozen
 from llmtrain.supervise.simulation.model import Durations, Scenario, rungs_by_replicas
 from llmtrain.supervise.simulation.trace import DAY, Kind, Rates
 
@@ -76,14 +76,6 @@ def from_plan(spec: JobSpec, plan: Plan, days: float) -> Scenario:
     """A recipe on a profile, with the profile's failure rate and the plan's layout, ladder and step time."""
     cluster, best = spec.cluster, plan.plans[0]
     failures = cluster.failures
-    ladder = tuple(
-        FrozenRung(
-            nodes=rung.nodes,
-            layout=rung.candidate.layout if rung.candidate else None,
-            micro_batches=rung.micro_batches,
-        )
-        for rung in plan.ladder
-    )
     took = durations(
         plan.model.parameters,
         cluster.nodes,
@@ -94,7 +86,7 @@ def from_plan(spec: JobSpec, plan: Plan, days: float) -> Scenario:
     return Scenario(
         name=spec.recipe.name,
         job=JobFile(run_id=spec.recipe.name, version=__version__, spec=spec, layout=best.layout),
-        rungs=ladder,
+        rungs=frozen(plan),
         nodes=cluster.nodes,
         spares=cluster.spares,
         seconds=days * DAY,
