@@ -24,13 +24,14 @@ import torch
 import torch.distributed as dist
 
 from llmtrain.config.layout import Layout
-from llmtrain.config.model import ModelConfig, RopeConfig
+from llmtrain.config.model import ModelConfig
 from llmtrain.engine.build import build_stages
 from llmtrain.engine.optimizer import ShardedAdamW
 from llmtrain.engine.parallel.bucket_layout import Storage, build_buckets
 from llmtrain.engine.parallel.buckets import Buckets
 from llmtrain.engine.parallel.groups import build_groups
 from llmtrain.parallel_dims import ParallelDims
+from tests.support.engine_cases import llama
 
 NAMES = ("llmtrain-dp0", "llmtrain-dp1")
 NETWORK = "10.77.250"
@@ -43,22 +44,8 @@ BUCKET = 1 << 20
 
 def model() -> ModelConfig:
     """About 8 M parameters: 32 MB of FP32 gradients in eight blocks."""
-    return ModelConfig(
-        kind="llama",
-        layers=8,
-        hidden=256,
-        heads=4,
-        kv_heads=4,
-        head_dim=64,
-        ffn_hidden=896,
-        vocab=512,
-        sequence=8,
-        norm="rmsnorm",
-        activation="swiglu",
-        qkv_bias=False,
-        bias=False,
-        rope=RopeConfig(),
-        tie_embeddings=False,
+    return llama(
+        layers=8, hidden=256, heads=4, kv_heads=4, head_dim=64, ffn_hidden=896, vocab=512, sequence=8
     )
 
 

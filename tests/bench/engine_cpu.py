@@ -22,7 +22,6 @@ import torch
 
 from llmtrain.config.data import DataConfig
 from llmtrain.config.layout import Layout
-from llmtrain.config.model import ModelConfig, RopeConfig
 from llmtrain.config.numerics import LearningRateConfig
 from llmtrain.config.recipe import BatchConfig, Recipe, TrainConfig
 from llmtrain.corpus.corpora import training_samples
@@ -31,7 +30,7 @@ from llmtrain.engine.data import TrainingBatches
 from llmtrain.engine.device import choose_device
 from llmtrain.engine.state import state_pieces
 from llmtrain.engine.step import Wishes, train_step
-from tests.support.engine_cases import ZipfWindows
+from tests.support.engine_cases import ZipfWindows, llama
 from tests.support.plain_loop import PlainTraining
 from tests.support.ranks import run_ranks
 
@@ -55,22 +54,8 @@ LAYOUTS: dict[str, tuple[Layout, float | None]] = {
 
 def bench_recipe() -> Recipe:
     """The workload."""
-    model = ModelConfig(
-        kind="llama",
-        layers=8,
-        hidden=256,
-        heads=8,
-        kv_heads=8,
-        head_dim=32,
-        ffn_hidden=688,
-        vocab=512,
-        sequence=256,
-        norm="rmsnorm",
-        activation="swiglu",
-        qkv_bias=False,
-        bias=False,
-        rope=RopeConfig(),
-        tie_embeddings=False,
+    model = llama(
+        layers=8, hidden=256, heads=8, kv_heads=8, head_dim=32, ffn_hidden=688, vocab=512, sequence=256
     )
     return Recipe(
         name="bench",

@@ -21,6 +21,7 @@ from llmtrain.probe.facts import Disk, Gpu, Gpus, Machine, Xid
 from llmtrain.transport.base import TransportError
 from llmtrain.transport.srun import step_hint
 from tests.slurm.test_states import REFUSED
+from tests.support import node_reports
 from tests.support.transcripts import read_cases
 
 GB = 10**9
@@ -42,23 +43,7 @@ MACHINE = Machine(
     gpus=Gpus(driver="580", gpus=(Gpu(index=0, name="H100", uuid="u", memory_total=80 * GB, memory_used=0),)),
 )
 DISK = Disk(path="/shared/runs", total=1000 * GB, free=900 * GB, inodes_total=10**6, inodes_free=10**6)
-GOOD = Report(
-    host="a",
-    boot="1",
-    machine="m",
-    executable="/venv/bin/python",
-    python="3.11.7",
-    llmtrain="1.0",
-    torch="2.13.0",
-    time=1000.0,
-    addresses={"lo": "127.0.0.1", "eth0": "10.0.0.1"},
-    entered_by="10.0.0.1",
-    nonce="n",
-    writable=True,
-    user="me",
-    health=Health(machine=MACHINE, disk=DISK),
-    seen_at=1000.0,
-)
+GOOD = replace(node_reports.GOOD, health=Health(machine=MACHINE, disk=DISK))
 EXPECTED = Expected(llmtrain="1.0", folder="/shared/runs", nonce="n", gpus=1)
 
 

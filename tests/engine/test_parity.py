@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,15 +14,14 @@ from tests.support.engine_cases import (
     Case,
     Outcome,
     build,
+    by_world_size,
     gpt,
     initial_weights,
     llama,
     recipe,
     run_case,
-    run_cases,
 )
 from tests.support.plain_loop import PlainTraining
-from tests.support.ranks import run_ranks
 
 pytestmark = pytest.mark.engine
 
@@ -79,16 +77,8 @@ CASES["llama-3d-bf16-again"] = CASES["llama-3d-bf16"]
 
 @pytest.fixture(scope="module")
 def outcomes(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """Name -> outcome of each rank; all cases of one world size share one launch."""
-    folder: Path = tmp_path_factory.mktemp("worlds")
-
-    @cache
-    def world(size: int) -> dict[str, list[Outcome]]:
-        names = [name for name, case in CASES.items() if case.layout.world_size == size]
-        results = run_ranks(run_cases, size, folder, [CASES[name] for name in names])
-        return {name: [outcomes[index] for outcomes in results] for index, name in enumerate(names)}
-
-    return lambda name: world(CASES[name].layout.world_size)[name]
+    """Name -> outcome of each rank."""
+    return by_world_size(CASES, tmp_path_factory.mktemp("worlds"))
 
 
 @cache

@@ -13,7 +13,7 @@ from llmtrain.config.layout import Layout
 from llmtrain.engine.step import Wishes, train_step
 from llmtrain.engine.verify_plan import count_stage
 from tests.engine.test_resume import HALF, WHOLE, first_half, second_half
-from tests.support.engine_cases import Case, Outcome, build, gpt, llama, recipe, run_cases
+from tests.support.engine_cases import Case, Outcome, build, by_world_size, gpt, llama, recipe, run_cases
 from tests.support.ranks import run_ranks
 
 pytestmark = pytest.mark.engine
@@ -48,15 +48,8 @@ CASES: dict[str, Case] = {
 
 @pytest.fixture(scope="module")
 def outcomes(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    folder: Path = tmp_path_factory.mktemp("worlds")
-
-    @cache
-    def world(size: int) -> dict[str, list[Outcome]]:
-        names = [name for name, case in CASES.items() if case.layout.world_size == size]
-        results = run_ranks(run_cases, size, folder, [CASES[name] for name in names])
-        return {name: [outcomes[index] for outcomes in results] for index, name in enumerate(names)}
-
-    return lambda name: world(CASES[name].layout.world_size)[name]
+    """Name -> outcome of each rank."""
+    return by_world_size(CASES, tmp_path_factory.mktemp("worlds"))
 
 
 @cache

@@ -19,7 +19,6 @@ import torch
 from llmtrain.config.cluster import BackendConfig, ClusterProfile, LinkConfig, StorageConfig
 from llmtrain.config.job import resolve_values
 from llmtrain.config.layout import Layout
-from llmtrain.config.model import ModelConfig, RopeConfig
 from llmtrain.config.recipe import Recipe
 from llmtrain.engine.build import Parts, build_parts
 from llmtrain.engine.device import Device, choose_device
@@ -71,8 +70,7 @@ def parts_on(device: Device, made: Recipe, layout: Layout) -> Parts:
 
 def billion() -> Recipe:
     """A Llama-style model of 1.0 B parameters."""
-    shape = ModelConfig(
-        kind="llama",
+    shape = llama(
         layers=18,
         hidden=2048,
         heads=16,
@@ -81,12 +79,6 @@ def billion() -> Recipe:
         ffn_hidden=5632,
         vocab=32_000,
         sequence=2048,
-        norm="rmsnorm",
-        activation="swiglu",
-        qkv_bias=False,
-        bias=False,
-        rope=RopeConfig(),
-        tie_embeddings=False,
     )
     made = recipe(shape, mode="bf16", global_batch=16, steps=100)
     return replace(made, data=replace(made.data, validation_every=0))

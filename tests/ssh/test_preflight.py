@@ -7,24 +7,8 @@ from dataclasses import replace
 import pytest
 
 from llmtrain.backends.preflight import Expected, Report, address_of, problems_of
+from tests.support.node_reports import GOOD
 
-GOOD = Report(
-    host="a",
-    boot="1",
-    machine="m",
-    executable="/venv/bin/python",
-    python="3.11.7",
-    llmtrain="1.0",
-    torch="2.13.0",
-    time=1000.0,
-    addresses={"lo": "127.0.0.1", "eth0": "10.0.0.1", "ib0": "10.1.0.1"},
-    entered_by="10.0.0.1",
-    nonce="n",
-    writable=True,
-    user="me",
-    seen_at=1000.0,
-    uncertainty=0.1,
-)
 EXPECTED = Expected(llmtrain="1.0", folder="/shared/runs", nonce="n")
 
 

@@ -23,11 +23,6 @@ from tests.support import stand_in_runs as runs
 FIVE = ("parallel.dp=5", "parallel.tp=1", "parallel.pp=1", "batch.micro=1", "batch.global=20")
 
 
-@pytest.fixture(scope="module")
-def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return runs.prepared_corpus(tmp_path_factory.mktemp("corpus"))
-
-
 @pytest.fixture
 def make(tmp_path: Path, corpus: Path) -> Iterator[Callable[..., RunDir]]:
     made: list[RunDir] = []

@@ -3,35 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
-
-import pytest
 
 from llmtrain.run.layout import RunDir
 from llmtrain.run.record import read_record
 from tests.support import stand_in_runs as runs
-
-
-@pytest.fixture(scope="module")
-def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return runs.prepared_corpus(tmp_path_factory.mktemp("corpus"))
-
-
-@pytest.fixture
-def make(tmp_path: Path, corpus: Path) -> Iterator[Callable[..., RunDir]]:
-    made: list[RunDir] = []
-
-    def make_one(**options: object) -> RunDir:
-        run = runs.make_run(tmp_path / f"run-{len(made)}", **options)  # type: ignore[arg-type]
-        runs.use_corpus(run, corpus)
-        made.append(run)
-        return run
-
-    yield make_one
-    for run in made:
-        runs.clean_up(run)
 
 
 def post_mortem(run: RunDir, attempt: int = 1) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -28,26 +28,6 @@ BUDGET = ("faults.node_loss_budget=0.5",)
 STEPS = 2000
 """More than any test waits for, so that standby is worth its start."""
 SETTINGS = StandbySettings(is_wanted=True, after=30.0, steps=1000)
-
-
-@pytest.fixture(scope="module")
-def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return runs.prepared_corpus(tmp_path_factory.mktemp("corpus"))
-
-
-@pytest.fixture
-def make(tmp_path: Path, corpus: Path) -> Iterator[Callable[..., RunDir]]:
-    made: list[RunDir] = []
-
-    def make_one(**options: object) -> RunDir:
-        run = runs.make_run(tmp_path / f"run-{len(made)}", **options)  # type: ignore[arg-type]
-        runs.use_corpus(run, corpus)
-        made.append(run)
-        return run
-
-    yield make_one
-    for run in made:
-        runs.clean_up(run)
 
 
 def stop(run: RunDir, supervisor: subprocess.Popen[bytes]) -> None:

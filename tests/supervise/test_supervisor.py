@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import psutil
@@ -23,26 +23,6 @@ from llmtrain.supervise.stop import ask_to_stop
 from tests.support import stand_in_runs as runs
 
 NOTICED_SECONDS = 2.0
-
-
-@pytest.fixture(scope="module")
-def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return runs.prepared_corpus(tmp_path_factory.mktemp("corpus"))
-
-
-@pytest.fixture
-def make(tmp_path: Path, corpus: Path) -> Iterator[Callable[..., RunDir]]:
-    made: list[RunDir] = []
-
-    def make_one(**options: object) -> RunDir:
-        run = runs.make_run(tmp_path / f"run-{len(made)}", **options)  # type: ignore[arg-type]
-        runs.use_corpus(run, corpus)
-        made.append(run)
-        return run
-
-    yield make_one
-    for run in made:
-        runs.clean_up(run)
 
 
 def finish(run: RunDir, supervisor: subprocess.Popen[bytes], status: int, seconds: float = 90.0) -> None:

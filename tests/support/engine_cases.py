@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,6 +20,7 @@ from llmtrain.engine.build import Parts, build_parts
 from llmtrain.engine.device import choose_device
 from llmtrain.engine.state import state_pieces
 from llmtrain.engine.step import Wishes, train_step, validate
+from tests.support.ranks import run_ranks
 
 SEQUENCE = 32
 VOCAB = 96
@@ -163,6 +167,19 @@ def run_cases(rank: int, world_size: int, cases: list[Case]) -> list[Outcome]:
     """Train several cases one after the other in the same world."""
     torch.manual_seed(rank)
     return [run_case(rank, case) for case in cases]
+
+
+def by_world_size(cases: Mapping[str, Case], folder: Path) -> Callable[[str], list[Outcome]]:
+    """Name -> outcome of each rank; all cases of one world size share one launch, when the first is asked
+    for."""
+
+    @cache
+    def world(size: int) -> dict[str, list[Outcome]]:
+        names = [name for name, case in cases.items() if case.layout.world_size == size]
+        results = run_ranks(run_cases, size, folder, [cases[name] for name in names])
+        return {name: [outcomes[index] for outcomes in results] for index, name in enumerate(names)}
+
+    return lambda name: world(cases[name].layout.world_size)[name]
 
 
 def initial_weights(case: Case) -> dict[str, torch.Tensor]:
