@@ -64,7 +64,7 @@ class InterNodeConfig:
     data: LinkConfig
     """Carries collectives."""
     control: LinkConfig
-    """Carries rendezvous, agents and logs."""
+    """Carries rendezvous, agents and logs. Checked, and compared with `data`; no prediction depends on it."""
     interface: str = ""
     """Network interface on every node that carries the control plane, e.g. `eth0`, and collectives too where
     they go over TCP; default: the one that the node is reached on."""
