@@ -50,9 +50,13 @@ def is_there(status: JobStatus) -> bool:
 def end_job(run: RunDir, backend: Backend, handle: JobHandle, seconds: float) -> None:
     """Take a job out of the queue, or tell it to leave, and wait until it has; the STOP file of its run is
     written already. Raises RunError when that takes longer than `seconds`."""
+    from llmtrain.backends.base import JobState
+
     backend.cancel(handle)
     deadline = time.monotonic() + seconds
-    while is_there(backend.poll(handle)):
+    while is_there(status := backend.poll(handle)):
+        if status.state == JobState.PENDING:
+            backend.cancel(handle)  # It began to run, and was queued again, while it was told.
         if time.monotonic() > deadline:
             hint = f"`scancel {handle.id.replace(',', ' ')}` kills it"
             raise RunError(f"job {handle} has not ended in time", where=str(run.path), hint=hint)

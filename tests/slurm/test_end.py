@@ -18,6 +18,7 @@ from llmtrain.run.job_file import JobFile, write_job_file
 from llmtrain.run.layout import RunDir
 from llmtrain.run.lease import acquire
 from llmtrain.run.record import RunRecord, write_record
+from llmtrain.supervise.stop import ask_to_stop
 
 STOPPED = Situation(
     status=75,
@@ -214,3 +215,21 @@ def test_an_allocation_is_remembered_and_a_dead_one_gives_way(run: RunDir) -> No
     second.release()
     holder = read_holder(run)
     assert holder is not None and holder.released and holder.allocation == "slurm:7:1"
+
+
+@pytest.mark.parametrize("status", [75, 143])
+def test_a_stop_that_nobody_could_record(run: RunDir, status: int) -> None:
+    """The supervisor was told to leave before it could look: the job must not be queued again."""
+    calls = Calls()
+    ask_to_stop(run, now=True)
+    settlement(run, calls).ended(status)
+    assert calls.requeued == 0
+
+
+def test_a_stop_whose_supervisor_vanished(run: RunDir) -> None:
+    acquire(run)
+    make_old(run, FRESH_SECONDS + 5)
+    calls = Calls()
+    ask_to_stop(run, now=True)
+    settlement(run, calls).orphaned()
+    assert calls.requeued == 0
