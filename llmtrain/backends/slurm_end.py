@@ -166,9 +166,7 @@ class Settlement:
     def _situation(self, status: int, record: RunRecord, row: JobRow | None = None) -> Situation:
         row = row or self._row()
         # The STOP file is a wish that nobody could record: the supervisor was killed before it saw it.
-        is_wanted = self._run.stop_file.exists() or (
-            record.stop_requested and status == ExitStatus.RESUMABLE
-        )
+        is_wanted = self._run.stop_file.exists() or (record.stop_requested and status == ExitStatus.RESUMABLE)
         return Situation(
             status=status,
             stop_requested=is_wanted,
