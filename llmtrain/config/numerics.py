@@ -176,13 +176,24 @@ class InjectedFault:
     """A fault made on purpose, to rehearse what happens then."""
 
     kind: Literal[
-        "nan", "overflow", "bad_batch", "bit_flip", "slow", "hang", "error", "stop", "kill", "full_disk"
+        "nan",
+        "overflow",
+        "bad_batch",
+        "bit_flip",
+        "slow",
+        "slow_disk",
+        "hang",
+        "error",
+        "stop",
+        "kill",
+        "full_disk",
     ]
     """nan: in a layer's output; overflow: a layer's gradient is infinite, as beyond FP16's range; bad_batch:
     the replica reads noise; bit_flip: one bit of the layer's weights on this rank flips.
 
-    slow: the rank sleeps for `seconds` in the step; and in the run's first attempt only, hang: it does
-    nothing any more; error: its code raises; stop, kill: the signal; full_disk: its saves find no room.
+    slow: the rank sleeps for `seconds` in the step; slow_disk: what it saves takes `seconds` longer to
+    write; and in the run's first attempt only, hang: it does nothing any more; error: its code raises; stop,
+    kill: the signal; full_disk: its saves find no room.
     """
     step: PositiveInt
     """Step that it begins in."""
@@ -195,4 +206,4 @@ class InjectedFault:
     passes: PositiveInt = 1
     """Passes of a hit step that see it: 1 spares the pass in FP32, 2 does not."""
     seconds: Duration = 0.0
-    """Of slow: how long it sleeps in each step."""
+    """Of slow: how long it sleeps in each step; of slow_disk: in each save."""

@@ -12,6 +12,8 @@ from collections.abc import Sequence
 from llmtrain.config.numerics import InjectedFault
 
 HANG_SECONDS = 3600.0
+LASTING = ("slow", "slow_disk")
+"""What no restart cures."""
 
 
 class InjectedError(RuntimeError):
@@ -26,24 +28,29 @@ class Disturbance:
         self.attempt = 1
         """Number of the run's attempt."""
         self._is_disk_full = False
+        self._disk_delay = 0.0
 
     def prepare(self, faults: Sequence[InjectedFault], rank: int, attempt: int) -> None:
-        """Keep the faults of this rank. All but `slow` happen once, in the first attempt: a restart cures
+        """Keep the faults of this rank. All but slow ones happen once, in the first attempt: a restart cures
         them."""
         self.attempt = attempt
         self._faults = tuple(
-            fault for fault in faults if fault.rank == rank and (attempt == 1 or fault.kind == "slow")
+            fault for fault in faults if fault.rank == rank and (attempt == 1 or fault.kind in LASTING)
         )
 
     def begin_step(self, step: int) -> None:
         """Do what is due in a step. Raises InjectedError."""
         due = [fault for fault in self._faults if fault.step <= step < fault.step + fault.steps]
         self._is_disk_full = any(fault.kind == "full_disk" for fault in due)
+        self._disk_delay = sum(fault.seconds for fault in due if fault.kind == "slow_disk")
         for fault in due:
             _happen(fault, step)
 
     def before_write(self) -> None:
-        """A save is about to write, in its thread. Raises OSError while the disk is full on purpose."""
+        """A save is about to write, in its thread: wait while the disk is slow on purpose. Raises OSError
+        while it is full on purpose."""
+        if self._disk_delay > 0.0:
+            time.sleep(self._disk_delay)
         if self._is_disk_full:
             raise OSError(errno.ENOSPC, f"{os.strerror(errno.ENOSPC)} (on purpose)")
 

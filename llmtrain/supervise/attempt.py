@@ -8,6 +8,7 @@ from typing import Literal
 
 from llmtrain.agent import messages
 from llmtrain.backends.base import Backend
+from llmtrain.config.recipe import BatchConfig
 from llmtrain.events.event import Event
 from llmtrain.events.schema import Found, Notice, RankStep
 from llmtrain.events.watching import SlowRank
@@ -26,7 +27,7 @@ from llmtrain.supervise.post_mortem import examine, write_post_mortem
 from llmtrain.supervise.standby import StandbyKeeper
 from llmtrain.supervise.start_up import StartUp
 from llmtrain.supervise.step_up import STEPPED_UP, StepUp
-from llmtrain.supervise.stragglers import roles
+from llmtrain.supervise.stragglers import stragglers_of
 from llmtrain.supervise.tear_down import TearDown
 
 SETTLE_SECONDS = 0.5
@@ -49,7 +50,7 @@ class AttemptRunner:
         environment: dict[str, str],
         when_orphaned: tuple[str, ...] = (),
         standby: StandbyKeeper,
-        global_batch: int,
+        batch: BatchConfig,
         on_gpu: bool,
         pace: Pace | None = None,
         step_up: StepUp | None = None,
@@ -64,7 +65,7 @@ class AttemptRunner:
         self._crew = waiting or Crew(run, plan, backend)
         self._crew.note, self._crew.renew = self._note, renew
         self._crew.on_event = self._on_event
-        self._stragglers = roles(plan.layout, global_batch)
+        self._stragglers = stragglers_of(plan.layout, batch)
         self._crew.reports.pace = (pace or Pace()).for_next_attempt()
         self._start_up = StartUp(
             self._crew,
@@ -124,7 +125,7 @@ class AttemptRunner:
         if not isinstance(event.payload, RankStep) or event.rank is None:
             return
         own = event.payload
-        for slow in self._stragglers.observe(event.rank, own.step, own.compute_seconds):
+        for slow in self._stragglers.observe(event.rank, own.step, own.compute_seconds, own.steps):
             node = self._crew.reports.node_of.get(slow.rank)
             name = "" if node is None else self._crew.name(node)
             self._writer.emit(

@@ -221,7 +221,7 @@ class Supervisor:
             environment=self._environment(),
             when_orphaned=self._orphan_command(),
             standby=self._standby,
-            global_batch=self._job.spec.recipe.batch.global_size,
+            batch=self._job.spec.recipe.batch,
             on_gpu=self._job.spec.cluster.accelerator != "cpu",
             pace=self._pace,
             step_up=watch_for_nodes(self._members, self._record, plan, self._job, self._limits),

@@ -9,8 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from llmtrain.config.batch_ramp import BatchRamp
 from llmtrain.config.layout import Layout
-from llmtrain.supervise.stragglers import Straggler, Stragglers, by_role, roles
+from llmtrain.config.recipe import BatchConfig
+from llmtrain.supervise.stragglers import Straggler, Stragglers, stragglers_of, work_of
 
 WINDOW = 5
 """Steps of a mean, as the engine tells it."""
@@ -29,10 +31,16 @@ def busy(rank: int, chance: random.Random) -> float:
     return 0.5 * abs(chance.gauss(1.0, 0.2)) + (chance.expovariate(2.0) if chance.random() < 0.05 else 0.0)
 
 
+def alike(ranks: int) -> Stragglers:
+    """Ranks that all do the same work."""
+    work = work_of(dict.fromkeys(range(ranks), "all"))
+    return Stragglers(lambda first, last: work)
+
+
 def watch(times: Times, ranks: int, steps: int, seed: int, slow: float = 0.0) -> list[Straggler]:
     """What is said over some steps in which rank 1 takes longer by a share."""
     chance = random.Random(seed)
-    watched = Stragglers(lambda rank: "all", by_role(lambda rank: "all", ranks))
+    watched = alike(ranks)
     found: list[Straggler] = []
     for end in range(WINDOW, steps + 1, WINDOW):
         for rank in range(ranks):
@@ -60,7 +68,7 @@ def test_clean_ranks_are_never_named(times: Times, ranks: int, seed: int) -> Non
 
 def test_a_rank_is_named_once_and_again_after_it_was_well() -> None:
     chance = random.Random(0)
-    watched = Stragglers(lambda rank: "all", by_role(lambda rank: "all", 4))
+    watched = alike(4)
     named = []
     for window in range(120):
         is_slow = window < 40 or window >= 80
@@ -74,15 +82,36 @@ def test_a_rank_is_named_once_and_again_after_it_was_well() -> None:
 def test_only_ranks_with_the_same_work_are_compared() -> None:
     """The last stage has the loss to compute besides; with three replicas, one has a micro-batch more."""
     layout = Layout(dp=2, tp=1, pp=2, micro_batch=1)
-    watched = roles(layout, 5)
+    watched = stragglers_of(layout, BatchConfig(global_size=5))
     seconds = {0: 1.0, 1: 2.0, 2: 1.3, 3: 2.6}
     for window in range(40):
         for rank in range(4):
             assert watched.observe(rank, window * WINDOW, seconds[rank]) == []
 
 
+def ramped(steps: int, slow: float) -> list[Straggler]:
+    """Four replicas while the batch grows from four to twelve sequences, one at a time: the first ones get
+    one more. Rank 3 takes longer by a share."""
+    layout, chance = Layout(dp=4, micro_batch=1), random.Random(1)
+    batch = BatchConfig(global_size=12, ramp=BatchRamp(start=4, steps=steps, increment=1))
+    watched, found = stragglers_of(layout, batch), []
+    for end in range(WINDOW, 2 * steps + 1, WINDOW):
+        window = range(end - WINDOW + 1, end + 1)
+        for rank in range(4):
+            work = sum(layout.micro_batches(batch.at(step))[rank] for step in window) / WINDOW
+            seconds = work * quiet(rank, chance) * (1.0 + slow * (rank == 3))
+            found += watched.observe(rank, end, seconds, WINDOW)
+    return found
+
+
+@pytest.mark.parametrize("steps", [37, 400, 1600])
+def test_a_growing_batch_makes_no_rank_slow(steps: int) -> None:
+    assert ramped(steps, slow=0.0) == []
+    assert {found.rank for found in ramped(steps, slow=0.06)} == {3}
+
+
 def test_lost_and_odd_reports_do_no_harm() -> None:
-    watched = Stragglers(lambda rank: "all", by_role(lambda rank: "all", 2))
+    watched = alike(2)
     for step in range(1, 200):
         assert watched.observe(0, step, 1.0) == []
     assert watched.observe(1, 199, float("nan")) == watched.observe(1, 199, 0.0) == []
@@ -93,7 +122,7 @@ def test_lost_and_odd_reports_do_no_harm() -> None:
 def test_no_alarm_in_recorded_steps_of_crowded_cores() -> None:
     """Four ranks, two stages, on two cores that eight builds shared: the real thing, in its real order."""
     recorded: Sequence[Sequence[float]] = json.loads(RECORDED.read_text(encoding="utf-8"))
-    watched = roles(Layout(dp=2, tp=1, pp=2, micro_batch=1), 8)
+    watched = stragglers_of(Layout(dp=2, tp=1, pp=2, micro_batch=1), BatchConfig(global_size=8))
     named = [
         found
         for window, times in enumerate(recorded)

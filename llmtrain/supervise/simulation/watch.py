@@ -16,7 +16,7 @@ from llmtrain.supervise.limits import Limits
 from llmtrain.supervise.pace import Pace
 from llmtrain.supervise.reports import NodeReport, Reports
 from llmtrain.supervise.simulation.trace import Incident
-from llmtrain.supervise.stragglers import Stragglers, by_role
+from llmtrain.supervise.stragglers import Stragglers, work_of
 
 WATCHED_RANKS = 64
 """Ranks whose states and compute times are played; the detectors need no more of them."""
@@ -77,7 +77,8 @@ class Watch:
         """Whether a node that computes longer is named, and how many others are, after 100 steps."""
         ranks = min(WATCHED_RANKS, max(8, self._nodes))
         slow = place % ranks
-        stragglers = Stragglers(lambda rank: 0, by_role(lambda rank: 0, ranks))
+        work = work_of(dict.fromkeys(range(ranks), 0))
+        stragglers = Stragglers(lambda first, last: work)
         named = set()
         for window in range(STRAGGLER_WINDOWS):
             for rank in range(ranks):
