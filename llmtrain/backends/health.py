@@ -157,9 +157,16 @@ def _gpus(machine: Machine, wanted: int) -> Iterator[Check]:
         why = f" ({found.reason})" if found.reason else ""
         hint = "`nvidia-smi` there shows what the driver sees; `dmesg | grep NVRM` why"
         yield Check("GPUs", "failure", f"{len(found.gpus)}, the profile promises {wanted}{why}", hint)
-    elif not found.gpus:
+    elif found.is_broken:
+        hint = "`nvidia-smi` there says more; after an update of the driver: reboot, or load its module anew"
+        yield Check("GPUs", "warning", f"none can be used: {found.reason}", hint)
+    elif not found.gpus and not found.silent:
         yield Check("GPUs", "ok", f"none, ranks run on the CPU ({found.reason})")
+    for silent in found.silent:
+        index, _, why = silent.partition(": ")
+        yield Check(f"GPU {index}", "failure", f"does not answer: {why}", "reset it or reboot the node")
     if not found.gpus:
+        yield from _xids(machine.xids)
         return
     yield Check("GPU driver", "ok", found.driver)
     for gpu in found.gpus:

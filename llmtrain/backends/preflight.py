@@ -101,7 +101,7 @@ def problems_of(reports: Mapping[str, Report], expected: Expected) -> dict[str, 
             *_network(name, report, expected),
             *_clock(name, report),
             *_health(name, report, expected),
-            *_other_than_most(name, machines),
+            *_other_than_most(name, machines, gpus=expected.gpus > 0),
         ]
         if problems:
             found[name] = problems
@@ -209,15 +209,19 @@ def _health(name: str, report: Report, expected: Expected) -> Iterator[Problem]:
             yield Problem(name, f"{check.name}: {check.found}", check.hint)
 
 
-def _other_than_most(name: str, machines: Mapping[str, Machine]) -> Iterator[Problem]:
-    """What came with torch, and the GPUs, must be the same everywhere: collectives would fail or hang."""
+def _other_than_most(name: str, machines: Mapping[str, Machine], *, gpus: bool) -> Iterator[Problem]:
+    """What came with torch, and the GPUs that a run uses, must be the same everywhere: collectives would fail
+    or hang."""
     if name not in machines:
         return
-    for what, values in (
+    traits = [
         ("NCCL", {each: machine.nccl for each, machine in machines.items()}),
         ("CUDA runtime", {each: machine.cuda for each, machine in machines.items()}),
-        ("GPUs", {each: gpus_text(machine) for each, machine in machines.items()}),
-    ):
+    ]
+    if gpus:
+        traits.append(("GPU driver", {each: machine.gpus.driver for each, machine in machines.items()}))
+        traits.append(("GPUs", {each: gpus_text(machine) for each, machine in machines.items()}))
+    for what, values in traits:
         usual, _ = Counter(values.values()).most_common(1)[0]
         if values[name] != usual:
             message = f"{what}: {values[name] or 'none'}, most nodes have {usual or 'none'}"

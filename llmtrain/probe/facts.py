@@ -38,6 +38,10 @@ class Gpus:
     gpus: tuple[Gpu, ...] = ()
     reason: str = ""
     """Why no GPU can be seen; empty when there are some."""
+    silent: tuple[str, ...] = ()
+    """Those that the driver counts and that do not answer: `3: GPU is lost`."""
+    is_broken: bool = False
+    """Whether a driver is there that does not work, `reason` says why; False: there is none, or it does."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

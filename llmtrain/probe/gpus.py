@@ -32,17 +32,29 @@ def probe_gpus() -> Gpus:
     try:
         pynvml.nvmlInit()
     except pynvml.NVMLError as error:
-        return Gpus(reason=str(error))
+        absent = (pynvml.NVML_ERROR_LIBRARY_NOT_FOUND, pynvml.NVML_ERROR_DRIVER_NOT_LOADED)
+        return Gpus(reason=str(error), is_broken=error.value not in absent)
+    driver = ""
     try:
         driver = _text(pynvml.nvmlSystemGetDriverVersion())
-        count = pynvml.nvmlDeviceGetCount()
-        found = tuple(probe_gpu(pynvml, index) for index in range(count))
-        return Gpus(driver=driver, gpus=found, reason="" if found else "the driver sees no GPU")
+        return _all_gpus(pynvml, driver)
     except pynvml.NVMLError as error:
-        return Gpus(reason=str(error))
+        return Gpus(driver=driver, reason=str(error), is_broken=True)
     finally:
         with suppress(pynvml.NVMLError):
             pynvml.nvmlShutdown()
+
+
+def _all_gpus(nvml: Any, driver: str) -> Gpus:
+    """Those that answer, and those that do not: one that has fallen off the bus takes no other with it."""
+    found, silent = [], []
+    for index in range(nvml.nvmlDeviceGetCount()):
+        try:
+            found.append(probe_gpu(nvml, index))
+        except nvml.NVMLError as error:
+            silent.append(f"{index}: {error}")
+    reason = "" if found else "the driver sees no GPU" if not silent else "none of them answers"
+    return Gpus(driver=driver, gpus=tuple(found), reason=reason, silent=tuple(silent))
 
 
 def probe_gpu(nvml: Any, index: int) -> Gpu:
@@ -58,7 +70,7 @@ def probe_gpu(nvml: Any, index: int) -> Gpu:
         _, _, pending, failed = nvml.nvmlDeviceGetRemappedRows(handle)
         found |= {"row_remap_pending": bool(pending), "row_remap_failed": bool(failed)}
     with suppress(nvml.NVMLError):
-        bits = nvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle)
+        bits = _clock_bits(nvml, handle)
         found["throttle"] = tuple(word for bit, word in THROTTLE_REASONS.items() if bits & bit)
     with suppress(nvml.NVMLError):
         found["persistence"] = bool(nvml.nvmlDeviceGetPersistenceMode(handle))
@@ -78,13 +90,19 @@ def probe_gpu(nvml: Any, index: int) -> Gpu:
     )
 
 
+def _clock_bits(nvml: Any, handle: Any) -> int:
+    """Why clocks are held down; drivers before 535 know the function by its old name only."""
+    try:
+        return int(nvml.nvmlDeviceGetCurrentClocksEventReasons(handle))
+    except nvml.NVMLError:
+        return int(nvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle))
+
+
 def _nvlink_states(nvml: Any, handle: Any) -> Iterator[bool]:
-    """Whether each NVLink of a GPU is up; nothing for a GPU without."""
+    """Whether each NVLink of a GPU is up; nothing for links that it does not have."""
     for link in range(nvml.NVML_NVLINK_MAX_LINKS):
-        try:
+        with suppress(nvml.NVMLError):
             yield nvml.nvmlDeviceGetNvLinkState(handle, link) == nvml.NVML_FEATURE_ENABLED
-        except nvml.NVMLError:
-            return
 
 
 def probe_xids() -> tuple[Xid, ...]:

@@ -50,7 +50,7 @@ def probe_machine() -> Machine:
         host_resolves=_own_address(),
         leftover_ranks=_running_ranks(psutil),
         gpus=gpus,
-        xids=probe_xids() if gpus.driver else (),
+        xids=probe_xids() if gpus.driver or gpus.is_broken else (),
         infiniband=probe_infiniband(),
     )
 

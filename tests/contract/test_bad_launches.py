@@ -91,6 +91,21 @@ NODES: Mapping[str, tuple[dict[str, object], str, str]] = {
         "GPUs: 0, the profile promises 1 (NVML: Driver Not Loaded)",
         "nvidia-smi",
     ),
+    "GPU that does not answer": (
+        machine(gpus=replace(MACHINE.gpus, silent=("3: GPU is lost",))),
+        "GPU 3: does not answer: GPU is lost",
+        "reboot the node",
+    ),
+    "driver that does not work": (
+        machine(gpus=Gpus(reason="NVML/RM version mismatch", is_broken=True)),
+        "GPUs: 0, the profile promises 1 (NVML/RM version mismatch)",
+        "dmesg | grep NVRM",
+    ),
+    "other driver": (
+        machine(gpus=replace(MACHINE.gpus, driver="550")),
+        "GPU driver: 550, most nodes have 580",
+        "the same software",
+    ),
     "other GPU": (gpu(name="A100"), "GPUs: 1 x A100, most nodes have 1 x H100", "leave the node out"),
     "broken GPU memory": (
         gpu(row_remap_failed=True),

@@ -37,6 +37,8 @@ GPU = Gpu(index=0, name="A100", uuid="u", memory_total=80 * GB, memory_used=0)
 XID = Xid(code=79, device="0000:3b:00", text="GPU has fallen off the bus.")
 PORT = IbPort(name="mlx5_0/1", state="ACTIVE", physical="LinkUp", rate="400 Gb/sec (4X NDR)")
 DOWN = IbPort(name="mlx5_1/1", state="DOWN", physical="Polling", rate="10 Gb/sec")
+BROKEN = Gpus(reason="RM has detected an NVML/RM version mismatch.", is_broken=True)
+LOST = Gpus(driver="580", reason="none of them answers", silent=("3: GPU is lost",))
 
 
 def with_gpu(**changes) -> Machine:
@@ -86,6 +88,10 @@ def test_a_healthy_machine_has_nothing_to_look_at() -> None:
         ({"machine": dataclasses.replace(HEALTHY, infiniband=(PORT, DOWN))}, "InfiniBand", "warning"),
         ({"machine": dataclasses.replace(HEALTHY, infiniband=(DOWN,))}, "InfiniBand", "warning"),
         ({"disk": dataclasses.replace(DISK, inodes_free=0)}, "inodes", "failure"),
+        ({"machine": dataclasses.replace(HEALTHY, gpus=BROKEN)}, "GPUs", "warning"),
+        ({"machine": dataclasses.replace(HEALTHY, gpus=BROKEN), "gpus": 8}, "GPUs", "failure"),
+        ({"machine": dataclasses.replace(HEALTHY, gpus=LOST)}, "GPU 3", "failure"),
+        ({"machine": dataclasses.replace(HEALTHY, xids=(XID,))}, "GPU error (Xid)", "failure"),
         ({"gpus": 8}, "GPUs", "failure"),
         ({"machine": with_gpu(), "gpus": 8}, "GPUs", "failure"),
     ],
