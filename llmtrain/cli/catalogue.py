@@ -36,8 +36,8 @@ def print_list(kind: Kind, as_json: bool) -> None:
 def print_one(kind: Kind, reference: str, as_json: bool) -> None:
     """A file as it stands, or as the values it holds; raises ConfigError."""
     from llmtrain.config.codec import to_json
-    from llmtrain.config.document import text_of
     from llmtrain.config.load import usable
+    from llmtrain.config.reading.document import text_of
     from llmtrain.resources import find
 
     path = find(kind, reference)

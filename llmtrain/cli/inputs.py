@@ -18,7 +18,7 @@ HERE = ("local",)
 def missing_inputs(recipe: str, overrides: Sequence[str]) -> list[Problem]:
     """Files that a recipe names and this machine has not, with file and line."""
     from llmtrain.config.load import read_recipe
-    from llmtrain.config.override import parse_overrides, split_overrides
+    from llmtrain.config.reading.override import parse_overrides, split_overrides
 
     return missing_of(read_recipe(recipe, split_overrides(parse_overrides(overrides)[0])[0]))
 
@@ -26,7 +26,7 @@ def missing_inputs(recipe: str, overrides: Sequence[str]) -> list[Problem]:
 def unfit_inputs(recipe: str, overrides: Sequence[str]) -> list[Problem]:
     """Prepared corpora of this machine that the recipe's model cannot be trained on, with file and line."""
     from llmtrain.config.load import read_recipe
-    from llmtrain.config.override import parse_overrides, split_overrides
+    from llmtrain.config.reading.override import parse_overrides, split_overrides
     from llmtrain.corpus.corpora import unfit_corpora
 
     read = read_recipe(recipe, split_overrides(parse_overrides(overrides)[0])[0])

@@ -42,7 +42,7 @@ def _show(name: _Name, as_json: Json = False) -> None:
 
 def _check(name: _Name, overrides: Overrides = None, as_json: Json = False) -> None:
     """Check a cluster profile and report every problem. Keys of --set have no `cluster.` here."""
-    from llmtrain.config.override import parse_overrides, without_prefix
+    from llmtrain.config.reading.override import parse_overrides, without_prefix
 
     parsed, problems = parse_overrides(overrides or [])
     found = [*problems, *catalogue.read("cluster_profiles", name, without_prefix(parsed)).problems]

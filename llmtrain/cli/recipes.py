@@ -53,7 +53,7 @@ def _check(
     from llmtrain.cli.inputs import HERE, missing_inputs, missing_of
     from llmtrain.config.job import check
     from llmtrain.config.load import read_profile
-    from llmtrain.config.override import parse_overrides, split_overrides
+    from llmtrain.config.reading.override import parse_overrides, split_overrides
 
     parsed, problems = parse_overrides(overrides or [])
     if cluster:

@@ -10,8 +10,8 @@ from enum import Enum
 from pathlib import Path
 from typing import Any, TypeVar
 
-from llmtrain.config.build import Builder
-from llmtrain.config.nodes import Table, from_plain
+from llmtrain.config.reading.build import Builder
+from llmtrain.config.reading.nodes import Table, from_plain
 from llmtrain.config.recipe import YAML_NAMES
 from llmtrain.errors import ConfigError, Problem
 

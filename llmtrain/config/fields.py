@@ -1,6 +1,6 @@
 """What a field may hold beyond its Python type: unit, bounds, pattern.
 
-Attached with `Annotated`, read by `schema.py`.
+Attached with `Annotated`, read by `reading/schema.py`.
 """
 
 from __future__ import annotations

@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from llmtrain.config.document import display_name
-from llmtrain.config.nodes import Scalar, Table, from_plain, merge, printable, shown
+from llmtrain.config.reading.document import display_name
+from llmtrain.config.reading.nodes import Scalar, Table, from_plain, merge, printable, shown
 from llmtrain.errors import Problem
 
 FROM = "from"

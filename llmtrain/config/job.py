@@ -6,15 +6,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from llmtrain.config.cluster import ClusterProfile
-from llmtrain.config.cluster_rules import CLUSTER_RULES
 from llmtrain.config.codec import digest, to_json
 from llmtrain.config.defaults import complete_recipe
-from llmtrain.config.job_rules import JOB_RULES, Pair
 from llmtrain.config.load import Loaded, read_profile, read_recipe
-from llmtrain.config.override import CLUSTER_PREFIX, parse_overrides, split_overrides
+from llmtrain.config.reading.override import CLUSTER_PREFIX, parse_overrides, split_overrides
 from llmtrain.config.recipe import Recipe
-from llmtrain.config.recipe_rules import RECIPE_RULES
-from llmtrain.config.rules import broken
+from llmtrain.config.rules.cluster import CLUSTER_RULES
+from llmtrain.config.rules.job import JOB_RULES, Pair
+from llmtrain.config.rules.recipe import RECIPE_RULES
+from llmtrain.config.rules.rule import broken
 from llmtrain.errors import ConfigError, Problem
 
 

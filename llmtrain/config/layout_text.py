@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from llmtrain.config.build import Builder
 from llmtrain.config.layout import Layout
-from llmtrain.config.nodes import Node, Scalar, Table, printable
+from llmtrain.config.reading.build import Builder
+from llmtrain.config.reading.nodes import Node, Scalar, Table, printable
+from llmtrain.config.reading.yaml_text import resolve_scalar
 from llmtrain.config.recipe import Recipe
-from llmtrain.config.yaml_text import resolve_scalar
 from llmtrain.errors import ConfigError, Problem
 
 FLAG = "--layout"

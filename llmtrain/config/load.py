@@ -6,18 +6,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Generic, TypeVar
 
-from llmtrain.config.build import Builder
 from llmtrain.config.cluster import ClusterProfile
-from llmtrain.config.cluster_rules import CLUSTER_RULES
-from llmtrain.config.document import read_table
 from llmtrain.config.huggingface import expand_from
-from llmtrain.config.nodes import Node, Table
-from llmtrain.config.nodes import Path as KeyPath
-from llmtrain.config.nodes import Sequence as Items
-from llmtrain.config.override import Override, apply_overrides, parse_overrides
+from llmtrain.config.reading.build import Builder
+from llmtrain.config.reading.document import read_table
+from llmtrain.config.reading.nodes import Node, Table
+from llmtrain.config.reading.nodes import Path as KeyPath
+from llmtrain.config.reading.nodes import Sequence as Items
+from llmtrain.config.reading.override import Override, apply_overrides, parse_overrides
 from llmtrain.config.recipe import Recipe
-from llmtrain.config.recipe_rules import RECIPE_RULES
-from llmtrain.config.rules import Rule, broken
+from llmtrain.config.rules.cluster import CLUSTER_RULES
+from llmtrain.config.rules.recipe import RECIPE_RULES
+from llmtrain.config.rules.rule import Rule, broken
 from llmtrain.errors import ConfigError, LlmtrainError, Problem
 from llmtrain.resources import Kind, find
 

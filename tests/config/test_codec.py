@@ -11,13 +11,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from llmtrain.config.build import Builder
 from llmtrain.config.cluster import ClusterProfile
 from llmtrain.config.codec import canonical_json, digest, from_json, to_json
 from llmtrain.config.job import JobSpec, resolve
 from llmtrain.config.layout import Layout
-from llmtrain.config.recipe import BatchConfig, MicroRange, Recipe
-from llmtrain.config.schema import (
+from llmtrain.config.reading.build import Builder
+from llmtrain.config.reading.schema import (
     AnyType,
     ChoiceType,
     FieldType,
@@ -28,6 +27,7 @@ from llmtrain.config.schema import (
     UnionType,
     fields_of,
 )
+from llmtrain.config.recipe import BatchConfig, MicroRange, Recipe
 from llmtrain.errors import ConfigError, ExitStatus
 
 

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from llmtrain.config.cluster_rules import CLUSTER_RULES
-from llmtrain.config.job_rules import JOB_RULES, Pair
 from llmtrain.config.load import Loaded, read_profile, read_recipe
-from llmtrain.config.override import parse_overrides, split_overrides, without_prefix
-from llmtrain.config.recipe_rules import RECIPE_RULES
-from llmtrain.config.rules import Rule, broken, rule
+from llmtrain.config.reading.override import parse_overrides, split_overrides, without_prefix
+from llmtrain.config.rules.cluster import CLUSTER_RULES
+from llmtrain.config.rules.job import JOB_RULES, Pair
+from llmtrain.config.rules.recipe import RECIPE_RULES
+from llmtrain.config.rules.rule import Rule, broken, rule
 from tests.support.transcripts import Case, read_cases
 
 FOLDER = Path(__file__).parent.parent / "cli" / "bad_input"

@@ -6,8 +6,8 @@ import math
 
 import pytest
 
-from llmtrain.config.nodes import Scalar, Table, to_plain
-from llmtrain.config.yaml_text import parse_document, resolve_scalar
+from llmtrain.config.reading.nodes import Scalar, Table, to_plain
+from llmtrain.config.reading.yaml_text import parse_document, resolve_scalar
 
 
 @pytest.mark.parametrize(
@@ -79,7 +79,7 @@ def test_places() -> None:
 
 
 def test_windows_line_ends_and_byte_order_mark_do_no_harm(tmp_path) -> None:
-    from llmtrain.config.document import read_table
+    from llmtrain.config.reading.document import read_table
 
     path = tmp_path / "r.yaml"
     path.write_bytes(b"\xef\xbb\xbfname: x\r\nsteps: 3\r\n")

@@ -18,8 +18,8 @@ from llmtrain.cli.main import COMMANDS
 from llmtrain.config.cluster import ClusterProfile, LinkConfig
 from llmtrain.config.layout import Layout
 from llmtrain.config.model import ModelConfig
+from llmtrain.config.reading.schema import fields_of
 from llmtrain.config.recipe import Recipe
-from llmtrain.config.schema import fields_of
 from llmtrain.hardware import ACCELERATORS, LINKS
 from llmtrain.resources import shipped
 from tests.support.documents import PROFILE, RECIPE

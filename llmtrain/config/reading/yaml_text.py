@@ -22,7 +22,7 @@ from yaml.events import (
     SequenceStartEvent,
 )
 
-from llmtrain.config.nodes import Node, Scalar, Sequence, Table, printable
+from llmtrain.config.reading.nodes import Node, Scalar, Sequence, Table, printable
 from llmtrain.errors import Problem
 
 MAX_BYTES = 1 << 20

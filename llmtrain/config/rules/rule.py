@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-from llmtrain.config.nodes import Path
+from llmtrain.config.reading.nodes import Path
 from llmtrain.errors import Problem
 
 T = TypeVar("T")

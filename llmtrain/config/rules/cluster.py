@@ -6,11 +6,11 @@ import re
 from collections.abc import Iterator
 
 from llmtrain.config.cluster import ClusterProfile, LinkConfig
-from llmtrain.config.nearest import nearest
-from llmtrain.config.network_rules import NETWORK_RULES
-from llmtrain.config.rules import Rule, rule
-from llmtrain.config.slurm_rules import SLURM_RULES
-from llmtrain.config.ssh_rules import SSH_RULES
+from llmtrain.config.reading.nearest import nearest
+from llmtrain.config.rules.network import NETWORK_RULES
+from llmtrain.config.rules.rule import Rule, rule
+from llmtrain.config.rules.slurm import SLURM_RULES
+from llmtrain.config.rules.ssh import SSH_RULES
 from llmtrain.errors import Problem
 from llmtrain.hardware import ACCELERATORS, LINKS
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from llmtrain.config.defaults import training_steps
 from llmtrain.config.recipe import Recipe
-from llmtrain.config.rules import Rule, rule
+from llmtrain.config.rules.rule import Rule, rule
 from llmtrain.errors import Problem
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from llmtrain.config.data import DataConfig
 from llmtrain.config.recipe import Recipe
-from llmtrain.config.rules import Rule, rule
+from llmtrain.config.rules.rule import Rule, rule
 from llmtrain.errors import Problem
 
 MOST_CORPORA = 255

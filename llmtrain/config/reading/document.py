@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from llmtrain.config.nodes import Scalar, Table, shown
-from llmtrain.config.yaml_text import MAX_BYTES, parse_document
+from llmtrain.config.reading.nodes import Scalar, Table, shown
+from llmtrain.config.reading.yaml_text import MAX_BYTES, parse_document
 from llmtrain.errors import ConfigError, Problem
 from llmtrain.resources import Kind, missing_file
 

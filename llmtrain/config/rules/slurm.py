@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from llmtrain.config.cluster import ClusterProfile
 from llmtrain.config.hosts import expand_entry
-from llmtrain.config.rules import Rule, rule
+from llmtrain.config.rules.rule import Rule, rule
 from llmtrain.config.slurm import SlurmConfig, slurm_config
 from llmtrain.errors import Problem
 

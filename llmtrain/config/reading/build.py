@@ -11,10 +11,9 @@ from pathlib import Path as FilePath
 from typing import Any
 
 from llmtrain import units
-from llmtrain.config.nearest import SYNONYMS, nearest
-from llmtrain.config.nodes import Node, Path, Scalar, Sequence, Table, printable, shown, to_plain
-from llmtrain.config.recipe import EXTRA_KEYS
-from llmtrain.config.schema import (
+from llmtrain.config.reading.nearest import SYNONYMS, nearest
+from llmtrain.config.reading.nodes import Node, Path, Scalar, Sequence, Table, printable, shown, to_plain
+from llmtrain.config.reading.schema import (
     AnyType,
     ChoiceType,
     FieldSpec,
@@ -28,6 +27,7 @@ from llmtrain.config.schema import (
     describe,
     fields_of,
 )
+from llmtrain.config.recipe import EXTRA_KEYS
 from llmtrain.errors import Problem
 
 INVALID: Any = object()

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path as FilePath
 
-from llmtrain.config.nodes import Node, Path, Scalar, Table, printable, remove_at, replace_at
-from llmtrain.config.yaml_text import parse_document
+from llmtrain.config.reading.nodes import Node, Path, Scalar, Table, printable, remove_at, replace_at
+from llmtrain.config.reading.yaml_text import parse_document
 from llmtrain.errors import Problem
 
 CLUSTER_PREFIX = "cluster"

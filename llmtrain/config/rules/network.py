@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 
 from llmtrain.config.cluster import ClusterProfile, InterNodeConfig
-from llmtrain.config.rules import Rule, rule
+from llmtrain.config.rules.rule import Rule, rule
 from llmtrain.errors import Problem
 
 _INTERFACE = re.compile(r"[A-Za-z0-9_.:@-]{1,15}")

@@ -11,7 +11,7 @@ from math import prod
 
 from llmtrain.config.cluster import ClusterProfile
 from llmtrain.config.recipe import Recipe
-from llmtrain.config.rules import Rule, rule
+from llmtrain.config.rules.rule import Rule, rule
 from llmtrain.errors import Problem
 
 

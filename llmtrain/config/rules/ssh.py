@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from llmtrain.config.cluster import ClusterProfile
 from llmtrain.config.hosts import expand_hosts
-from llmtrain.config.rules import Rule, rule
+from llmtrain.config.rules.rule import Rule, rule
 from llmtrain.errors import Problem
 
 _USER = re.compile(r"[A-Za-z_][A-Za-z0-9._-]{0,31}")

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from math import prod
 
-from llmtrain.config.data_rules import DATA_RULES
 from llmtrain.config.defaults import complete_model
-from llmtrain.config.numerics_rules import NUMERICS_RULES
 from llmtrain.config.recipe import MicroRange, Recipe
-from llmtrain.config.rules import Rule, rule
+from llmtrain.config.rules.data import DATA_RULES
+from llmtrain.config.rules.numerics import NUMERICS_RULES
+from llmtrain.config.rules.rule import Rule, rule
 from llmtrain.errors import Problem
 
 
