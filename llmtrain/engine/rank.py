@@ -160,7 +160,7 @@ def _tell_about_numbers(recipe: Recipe, device: Device, layout: Layout, emit: Em
         text = f"REHEARSAL: the recipe injects {len(recipe.faults.inject)} faults (faults.inject)"
         emit(Notice(message=text, level="warning"))
     for number, fault in enumerate(recipe.faults.inject):
-        if idle := why_idle(fault, recipe.model.layers, layout, disturbance.attempt):
+        if idle := why_idle(fault, recipe.model, layout, disturbance.attempt):
             text = f"faults.inject.{number} ({fault.kind}) does nothing: {idle}"
             emit(Notice(message=text, level="warning"))
 

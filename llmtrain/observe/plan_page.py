@@ -15,8 +15,8 @@ from llmtrain.plan.evaluate import Evaluator
 from llmtrain.plan.make import make_evaluator
 from llmtrain.plan.placement import rank_order
 from llmtrain.plan.plan import Candidate, MemoryBytes, Plan
-from llmtrain.plan.schedules import stage_layer_counts
 from llmtrain.plan.timeline import Timeline, timeline
+from llmtrain.plan.workload import make_workload
 from llmtrain.units import plural
 
 MEMORY = ("parameters", "gradients", "optimizer", "activations", "workspace")
@@ -96,7 +96,7 @@ def _stage_memories(evaluator: Evaluator, best: Candidate) -> list[MemoryBytes]:
 
 
 def _stage_names(spec: JobSpec, layout: Layout) -> list[str]:
-    counts = stage_layer_counts(spec.recipe.model.layers, layout.pp, layout.vpp)
+    counts = make_workload(spec.recipe, spec.cluster.software.framework).stage_layers(layout)
     return [f"stage {stage}: {plural(count, 'layer')}" for stage, count in enumerate(counts)]
 
 

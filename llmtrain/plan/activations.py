@@ -13,7 +13,6 @@ from llmtrain.config.layout import Layout
 from llmtrain.plan.bookkeeping import BOOKKEEPING
 from llmtrain.plan.bucket_packing import BUCKETS_AT_ONCE, default_bucket_bytes
 from llmtrain.plan.machine import Machine
-from llmtrain.plan.schedules import stage_layer_counts
 from llmtrain.plan.workload import Workload
 
 
@@ -149,7 +148,7 @@ def _whole_gradients(work: Workload, layout: Layout, machine: Machine, stage: in
         bucket = min(bucket, block)
     ends = (stage == 0) + (stage == layout.pp - 1 and (layout.pp > 1 or not work.tied))
     vocabulary = 4.0 * vocabulary_share(work, layout) * shape.hidden
-    layers = stage_layer_counts(work.model.layers, layout.pp, layout.vpp)[stage]
+    layers = work.stage_layers(layout)[stage]
     # The embedding's come last, when no activations are left.
     largest = max(bucket, vocabulary if stage == layout.pp - 1 else 0.0)
     return min(largest + (BUCKETS_AT_ONCE - 1) * bucket, layers * block + ends * vocabulary)

@@ -156,8 +156,8 @@ class _Case:
     """One measured step, predicted for any factors."""
 
     def __init__(self, step: MeasuredStep) -> None:
-        self._work = make_workload(step.recipe)
         self._machine = make_machine(step.cluster)
+        self._work = make_workload(step.recipe, self._machine.software.framework)
         self._layout = step.layout
         self._seconds = step.seconds
         self._micro_batches = busiest(step.layout, step.recipe.batch.global_size)

@@ -80,7 +80,7 @@ def make_evaluator(spec: JobSpec) -> Evaluator:
     """The evaluator of a job; raises ConfigError when the profile's figures cannot be used."""
     machine = make_machine(spec.cluster)
     band = error_band(machine, spec.cluster.calibration)
-    return Evaluator(make_workload(spec.recipe), machine, band)
+    return Evaluator(make_workload(spec.recipe, machine.software.framework), machine, band)
 
 
 def _fixed(evaluator: Evaluator, layout: Layout, nodes: int, features: EngineFeatures) -> Candidate:

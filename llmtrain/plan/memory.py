@@ -16,7 +16,7 @@ from llmtrain.plan.collectives import shards
 from llmtrain.plan.machine import Machine
 from llmtrain.plan.model_size import final_norm_parameters, position_parameters
 from llmtrain.plan.plan import MemoryBytes
-from llmtrain.plan.schedules import micro_batches_in_flight, stage_layer_counts, waiting_buffers
+from llmtrain.plan.schedules import micro_batches_in_flight, waiting_buffers
 from llmtrain.plan.workload import Workload
 
 SLACK = 0.08
@@ -77,7 +77,7 @@ class StageMemory:
 def stage_parameters(work: Workload, layout: Layout, stage: int) -> StageParameters:
     """Parameters of a rank of a stage; a tied head has its own copy on the last of several stages."""
     shape, tp, ep = work.shape, layout.tp, layout.ep
-    layers = stage_layer_counts(work.model.layers, layout.pp, layout.vpp)[stage]
+    layers = work.stage_layers(layout)[stage]
     dense = shape.attention_matrix / tp + shape.router + shape.sharded_vector / tp + shape.replicated_vector
     expert = shape.experts * shape.expert_matrix / tp
     if shape.experts == 1:
@@ -165,7 +165,7 @@ class MemoryModel:
         if self._habits.reduced_shard and zero == 1 and layout.dp > 1:
             gradients += gradient * shard
         alive = micro_batches_in_flight(layout.schedule, layout.pp, layout.vpp, micro_batches, stage)
-        layers = stage_layer_counts(self._work.model.layers, layout.pp, layout.vpp)[stage]
+        layers = self._work.stage_layers(layout)[stage]
         return (
             element * (shard + kept * (1.0 - 1.0 / layout.dp) if zero >= 3 else whole),
             gradients,
@@ -180,7 +180,7 @@ class MemoryModel:
         if layout.zero < 2 or layout.dp == 1 or not self._habits.whole_vectors:
             return 0.0
         work, last = self._work, stage == layout.pp - 1
-        layers = stage_layer_counts(work.model.layers, layout.pp, layout.vpp)[stage]
+        layers = work.stage_layers(layout)[stage]
         norms = layers * work.shape.replicated_vector + (final_norm_parameters(work.model) if last else 0)
         if layout.sequence_parallel and stage == 0:
             norms += position_parameters(work.model)

@@ -127,6 +127,19 @@ def flops_per_token(model: ModelConfig) -> float:
     return 3.0 * forward
 
 
+def head_layers(model: ModelConfig, recompute: str) -> float:
+    """Compute of the output head in units of a layer's, forward and backward: what a pipeline's split weighs
+    it with.
+
+    Attention counts the lower triangle only, which fused kernels compute. With `recompute` full, a layer is
+    computed forward twice, the head never.
+    """
+    shape = block_shape(model)
+    layer = 2.0 * shape.active_matrix + 2.0 * model.sequence * shape.heads * shape.head_dim
+    passes = 4.0 if recompute == "full" else 3.0
+    return 3.0 * 2.0 * model.vocab * model.hidden / (passes * layer)
+
+
 def model_size(model: ModelConfig) -> ModelSize:
     """Return the figures of the model alone."""
     return ModelSize(parameters=parameter_count(model), flops_per_token=flops_per_token(model))

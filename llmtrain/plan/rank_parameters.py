@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from llmtrain.config.layout import Layout
 from llmtrain.plan.bucket_packing import Kind, ParameterShape
 from llmtrain.plan.model_size import block_shape, is_tied
-from llmtrain.plan.schedules import split_layers
 from llmtrain.plan.workload import Workload
 
 
@@ -23,9 +22,9 @@ def vocabulary_rows(vocab: int, size: int, index: int) -> tuple[int, int]:
     return first, min(share, vocab - first)
 
 
-def rank_chunks(layers: int, layout: Layout, stage: int) -> Iterator[tuple[int, int]]:
+def rank_chunks(work: Workload, layout: Layout, stage: int) -> Iterator[tuple[int, int]]:
     """(index among all chunks of the pipeline, layers) of each chunk of a pipeline rank."""
-    counts = split_layers(layers, layout.pp * layout.vpp)
+    counts = work.chunk_layers(layout)
     for index in range(stage, len(counts), layout.pp):
         yield index, counts[index]
 
@@ -34,7 +33,7 @@ def rank_parameters(work: Workload, layout: Layout, *, stage: int, tp_index: int
     """Every parameter of a rank, a tied head only where it is another tensor than the embedding."""
     found: list[ParameterShape] = []
     last = layout.pp * layout.vpp - 1
-    for chunk, (index, layers) in enumerate(rank_chunks(work.model.layers, layout, stage)):
+    for chunk, (index, layers) in enumerate(rank_chunks(work, layout, stage)):
         builder = _Chunk(work, layout, chunk, tp_index)
         if index == 0:
             builder.embedding(shared=work.tied and last > 0)

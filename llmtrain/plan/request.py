@@ -105,7 +105,8 @@ def _requested(request: RequestConfig, recompute: str) -> Layout:
 
 def _evaluator(recipe: Recipe, request: RequestConfig, machine: Machine) -> Evaluator:
     product = request.dp * request.micro * request.accumulation
-    return Evaluator(make_workload(replace(recipe, batch=BatchConfig(global_size=product))), machine)
+    asked = replace(recipe, batch=BatchConfig(global_size=product))
+    return Evaluator(make_workload(asked, machine.software.framework), machine)
 
 
 def proposals(recipe: Recipe, machine: Machine, features: EngineFeatures, error: float) -> Iterator[Proposal]:
@@ -121,7 +122,7 @@ def proposals(recipe: Recipe, machine: Machine, features: EngineFeatures, error:
 
     def find(parallel: ParallelConfig, batch: int) -> Candidate | None:
         relaxed = replace(recipe, parallel=parallel, batch=BatchConfig(global_size=batch))
-        evaluator = Evaluator(make_workload(relaxed), machine, error)
+        evaluator = Evaluator(make_workload(relaxed, machine.software.framework), machine, error)
         found = Search(evaluator, relaxed, features).run(machine.nodes)
         return next((c for c in found.candidates if c.predicted.bubble_ratio <= request.bubble), None)
 

@@ -7,7 +7,9 @@ fill the bubble).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import lru_cache
+from heapq import heapify, heapreplace
 
 
 def micro_batches_in_flight(schedule: str, stages: int, chunks: int, micro_batches: int, stage: int) -> float:
@@ -52,23 +54,41 @@ def bubble_ratio(schedule: str, stages: int, chunks: int, micro_batches: int) ->
 
 
 @lru_cache(maxsize=4096)
-def split_layers(layers: int, parts: int) -> tuple[int, ...]:
-    """Layers of each pipeline chunk, in order.
+def split_layers(layers: int, stages: int, chunks: int = 1, head: float = 0.0) -> tuple[int, ...]:
+    """Layers of each pipeline chunk, in order; chunk c lies on stage c mod p.
 
-    Where `parts` does not divide them, the first and the last chunk, which also hold the embedding and the
-    head, get
-    fewer; any further remainder goes to the chunks in the middle.
+    Every chunk gets one. Each further layer goes to the stage that computes least so far, and there to the
+    chunk that does; of equal ones, to those that hold neither the embedding nor the head. `head`: compute of
+    the output head in layers.
     """
-    share, rest = divmod(layers, parts)
-    counts = [share] * parts
-    order = [*range(1, parts - 1), 0, parts - 1] if parts > 2 else list(range(parts))
-    for index in order[:rest]:
-        counts[index] += 1
+    parts = stages * chunks
+    least = 1 if layers >= parts else 0
+    loads = [float(least)] * (parts - 1) + [least + head]
+    ends = [1] + [0] * (parts - 2) + [2] if parts > 1 else [0]
+    stage_loads = [sum(loads[stage::stages]) for stage in range(stages)]
+    stage_ends = [max(ends[stage::stages]) for stage in range(stages)]
+    counts = [least] * parts
+    for stage, more in enumerate(_deal(layers - least * parts, stage_loads, stage_ends)):
+        for place, count in enumerate(_deal(more, loads[stage::stages], ends[stage::stages])):
+            counts[stage + place * stages] += count
     return tuple(counts)
 
 
+def _deal(layers: int, loads: Sequence[float], ends: Sequence[int]) -> list[int]:
+    """How many layers each place gets when they go one by one to the least load; of equal ones to the least
+    of `ends`, then to the first."""
+    places = [(load, ends[index], index) for index, load in enumerate(loads)]
+    heapify(places)
+    counts = [0] * len(loads)
+    for _ in range(layers):
+        load, end, index = places[0]
+        counts[index] += 1
+        heapreplace(places, (load + 1.0, end, index))
+    return counts
+
+
 @lru_cache(maxsize=4096)
-def stage_layer_counts(layers: int, stages: int, chunks: int) -> tuple[int, ...]:
-    """Layers of each stage over all its chunks; chunk c lies on stage c mod p."""
-    counts = split_layers(layers, stages * chunks)
+def stage_layer_counts(layers: int, stages: int, chunks: int, head: float = 0.0) -> tuple[int, ...]:
+    """Layers of each stage over all its chunks."""
+    counts = split_layers(layers, stages, chunks, head)
     return tuple(sum(counts[stage::stages]) for stage in range(stages))

@@ -19,7 +19,6 @@ from llmtrain.plan.collectives import Group, all_reduce, group, scatter_or_gathe
 from llmtrain.plan.layer_time import BlockTime, BlockTimer, data_group
 from llmtrain.plan.memory import stage_parameters
 from llmtrain.plan.plan import Breakdown
-from llmtrain.plan.schedules import stage_layer_counts
 
 _STOLEN = 0.22
 """Share of hidden traffic that still costs time, because it takes multiprocessors and memory bandwidth."""
@@ -86,7 +85,7 @@ def _slowest_stage(timer: BlockTimer, layout: Layout, block: BlockTime) -> tuple
     together.
     """
     embedding, head = timer.ends(layout)
-    layers = stage_layer_counts(timer.work.model.layers, layout.pp, layout.vpp)
+    layers = timer.work.stage_layers(layout)
     ends = embedding.total + head.total
     if layout.pp == 1:
         return layers[0], ends, 0.0
@@ -236,7 +235,7 @@ def _windows(timer: BlockTimer, layout: Layout, block: BlockTime, micro_batches:
     the first forward pass for the gathering; with v chunks a stage, all chunks but one end p micro-batches
     earlier.
     """
-    layers = max(0, stage_layer_counts(timer.work.model.layers, layout.pp, layout.vpp)[0] - 1)
+    layers = max(0, timer.work.stage_layers(layout)[0] - 1)
     backward = layers * (block.backward + block.recompute + block.tensor / 2)
     forward = layers * block.forward
     if layout.zero >= 2:

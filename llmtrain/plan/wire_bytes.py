@@ -64,7 +64,7 @@ class WireBytes:
                 uses = 3 if is_tied_inside(self._work, layout) else 1
             elements = sum(shapes[index].numel for index in bucket.members)
             self._bucket(found, bucket, elements, max(counts), gathers=uses * counts[place.dp])
-        for index, layers in rank_chunks(self._work.model.layers, layout, place.pp):
+        for index, layers in rank_chunks(self._work, layout, place.pp):
             self._chunk(found, index, layers, counts[place.dp])
         kept = {axis: {name: size for name, size in names.items() if size} for axis, names in found.items()}
         return {axis: names for axis, names in kept.items() if names}

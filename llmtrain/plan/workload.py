@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from llmtrain.config.layout import Layout
 from llmtrain.config.model import ModelConfig
 from llmtrain.config.recipe import Recipe
-from llmtrain.plan.model_size import BlockShape, block_shape, flops_per_token, is_tied
+from llmtrain.plan.model_size import BlockShape, block_shape, flops_per_token, head_layers, is_tied
+from llmtrain.plan.schedules import split_layers, stage_layer_counts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,6 +31,8 @@ class Workload:
     """FP32 bytes of gradients that are reduced in one call; None: the engine's default."""
     two_levels: bool = True
     """Whether gradients are summed inside each node first."""
+    weighs_head: bool = True
+    """Whether layers are split over a pipeline so that the stage with the head gets fewer."""
 
     @property
     def tokens_per_step(self) -> int:
@@ -40,9 +44,20 @@ class Workload:
         """Bytes of one activation element."""
         return 4 if self.mode in ("fp32", "tf32") else 2
 
+    def chunk_layers(self, layout: Layout) -> tuple[int, ...]:
+        """Layers of each pipeline chunk of a layout, in order."""
+        return split_layers(self.model.layers, layout.pp, layout.vpp, self._head_layers(layout))
 
-def make_workload(recipe: Recipe) -> Workload:
-    """Reduce a resolved recipe."""
+    def stage_layers(self, layout: Layout) -> tuple[int, ...]:
+        """Layers of each pipeline stage of a layout, over all its chunks."""
+        return stage_layer_counts(self.model.layers, layout.pp, layout.vpp, self._head_layers(layout))
+
+    def _head_layers(self, layout: Layout) -> float:
+        return head_layers(self.model, layout.recompute) if self.weighs_head and layout.pp > 1 else 0.0
+
+
+def make_workload(recipe: Recipe, framework: str = "llmtrain") -> Workload:
+    """Reduce a resolved recipe; `framework` as in the profile's `software`."""
     model = recipe.model
     tokens = recipe.batch.global_size * model.sequence
     steps = recipe.train.steps or -(-(recipe.train.tokens or tokens) // tokens)
@@ -58,4 +73,5 @@ def make_workload(recipe: Recipe) -> Workload:
         communication=recipe.parallel.gradient_communication,
         bucket=recipe.parallel.bucket,
         two_levels=recipe.parallel.two_level_reduction,
+        weighs_head=framework == "llmtrain",
     )

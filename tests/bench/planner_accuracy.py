@@ -120,7 +120,8 @@ def memory_bars() -> list[Bar]:
     for row in rows():
         if not row.memory or row.suspect:
             continue
-        model = MemoryModel(make_workload(row.recipe), make_machine(row.cluster))
+        work = make_workload(row.recipe, row.cluster.software.framework)
+        model = MemoryModel(work, make_machine(row.cluster))
         found = model.fullest(row.layout, row.layout.micro_batches(row.recipe.batch.global_size)[0])
         need = found.total if row.group == "bigscience_a100" else found.allocated
         by_group.setdefault(row.group, []).append(need / row.memory - 1)

@@ -117,12 +117,12 @@ def test_vocabulary_rows_cover_all_once(vocab: int, size: int) -> None:
 def test_stages_cover_all_layers_in_order() -> None:
     layout = Layout(pp=3, vpp=2)
     places = sorted(
-        (place for rank in range(3) for place in stage_places(10, layout, rank)),
+        (place for rank in range(3) for place in stage_places(llama(layers=10), layout, rank)),
         key=lambda place: place.index,
     )
     covered = [place.first_layer + offset for place in places for offset in range(place.layers)]
     assert covered == list(range(10))
-    assert [place.index for place in stage_places(10, layout, 1)] == [1, 4]
+    assert [place.index for place in stage_places(llama(layers=10), layout, 1)] == [1, 4]
     assert [place.is_last for place in places] == [False] * 5 + [True]
 
 

@@ -10,9 +10,11 @@ import pytest
 from llmtrain.config.layout import Layout
 from llmtrain.config.numerics import InjectedFault
 from llmtrain.engine.numerics.rehearsal import why_idle
+from tests.support.engine_cases import llama
 
 pytestmark = pytest.mark.engine
 
+MODEL = llama(layers=4)
 LAYOUT = Layout(dp=2, pp=2, micro_batch=1)
 """Of four layers, ranks 0 and 1 hold 0 and 1, ranks 2 and 3 hold 2 and 3."""
 
@@ -33,10 +35,10 @@ LAYOUT = Layout(dp=2, pp=2, micro_batch=1)
     ],
 )
 def test_why_a_fault_does_nothing(fault: dict[str, Any], attempt: int, reason: str) -> None:
-    assert why_idle(InjectedFault(step=1, **fault), 4, LAYOUT, attempt) == reason
+    assert why_idle(InjectedFault(step=1, **fault), MODEL, LAYOUT, attempt) == reason
 
 
 def test_interleaved_chunks_and_zero_3() -> None:
     flip = InjectedFault(kind="bit_flip", step=1, rank=0, layer=2)
-    assert not why_idle(flip, 4, replace(LAYOUT, vpp=2, schedule="interleaved"), 1)
-    assert "zero 3" in why_idle(flip, 4, Layout(dp=2, zero=3), 1)
+    assert not why_idle(flip, MODEL, replace(LAYOUT, vpp=2, schedule="interleaved"), 1)
+    assert "zero 3" in why_idle(flip, MODEL, Layout(dp=2, zero=3), 1)

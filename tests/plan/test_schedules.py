@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from llmtrain.config.defaults import complete_model
+from llmtrain.config.load import load_recipe
+from llmtrain.plan.model_size import head_layers
 from llmtrain.plan.schedules import bubble_ratio, micro_batches_in_flight, split_layers, stage_layer_counts
 
 
@@ -79,6 +82,44 @@ def test_layers_are_split_evenly_and_the_ends_get_no_more(layers, parts):
     assert max(counts) - min(counts) <= 1
     assert counts[0] <= max(counts)
     assert parts < 3 or counts[-1] <= max(counts[1:-1])
+
+
+@pytest.mark.parametrize(
+    ("layers", "stages", "head", "expected"),
+    [
+        (32, 4, 2.4, (8, 9, 9, 6)),  # Llama 3 8B: a vocabulary of 128,256 over a width of 4,096
+        (96, 8, 0.35, (12,) * 8),  # GPT 175B: a stage with 13 would be slower than one with 12 and the head
+        (8, 4, 9.0, (2, 3, 2, 1)),
+        (126, 16, 1.0, (8, *[8] * 14, 6)),
+    ],
+)
+def test_the_stage_with_the_head_gets_fewer_layers(layers, stages, head, expected):
+    assert split_layers(layers, stages, 1, head) == expected
+
+
+@pytest.mark.parametrize("layers", [24, 30, 47])
+@pytest.mark.parametrize("stages", [2, 3, 4, 6])
+@pytest.mark.parametrize("head", [0.3, 1.2, 2.5, 5.0])
+def test_no_other_split_makes_the_slowest_stage_faster(layers, stages, head):
+    """Fewer than the slowest stage's load, on every stage, would leave layers over."""
+    for chunks in (1, 2, 4):
+        counts = stage_layer_counts(layers, stages, chunks, head)
+        limit = max(*counts[:-1], counts[-1] + head) - 1e-9
+        room = [int(limit)] * (stages - 1) + [int(limit - head)]
+        assert sum(room) < layers or counts[-1] == chunks  # every chunk has one
+        chunk_layers = split_layers(layers, stages, chunks, head)
+        assert sum(chunk_layers) == layers
+        assert min(chunk_layers) >= 1
+
+
+def test_the_head_weighs_what_it_computes():
+    """By hand, for Llama 3 8B: 2 x 128256 x 4096 FLOPs a token against 2 x 218 M and attention."""
+    model = complete_model(load_recipe("llama-8b").model)
+    width, ffn = model.hidden, model.ffn_hidden
+    matrices = width * width * 2 + width * 1024 * 2 + 3 * width * ffn
+    layer = 2 * matrices + 2 * model.sequence * width
+    assert head_layers(model, "none") == pytest.approx(2 * model.vocab * width / layer)
+    assert head_layers(model, "full") == pytest.approx(0.75 * head_layers(model, "none"))
 
 
 def test_stages_of_an_interleaved_pipeline_own_every_pth_chunk():

@@ -97,4 +97,4 @@ def spec(what: Recipe | None = None, where: ClusterProfile | None = None) -> Job
 
 def parts(what: Recipe, where: ClusterProfile) -> tuple[Workload, Machine]:
     """What the planner's arithmetic works on."""
-    return make_workload(what), make_machine(where)
+    return make_workload(what, where.software.framework), make_machine(where)

@@ -78,7 +78,7 @@ class Guard:
         self.events, self._first = [], None
         self._origin = self._first_origin = Origin()
         for fault in self._faults.begin_step(step):
-            if why_idle(fault, self._recipe.model.layers, self._layout, disturbance.attempt):
+            if why_idle(fault, self._recipe.model, self._layout, disturbance.attempt):
                 continue
             self.events.append(FaultInjected(step=step, fault=fault.kind, rank=fault.rank, layer=fault.layer))
 

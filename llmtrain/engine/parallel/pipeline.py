@@ -33,6 +33,7 @@ from llmtrain.engine.parallel.collectives import TensorParallel
 from llmtrain.engine.parallel.groups import Groups
 from llmtrain.engine.parallel.timed_stage import TimedStage
 from llmtrain.engine.parallel.zero_bubble import ZeroBubble
+from llmtrain.plan.model_size import head_layers
 from llmtrain.plan.schedules import split_layers
 
 
@@ -278,10 +279,10 @@ def _make_schedule(
     return Schedule1F1B(stages[0], micro_batches, loss, scale_grads=False)
 
 
-def stage_places(layers: int, layout: Layout, pp_index: int) -> Iterator[StagePlace]:
+def stage_places(model: ModelConfig, layout: Layout, pp_index: int) -> Iterator[StagePlace]:
     """The stages of a pipeline rank: every pp-th one, from its own index on."""
     stages = layout.pp * layout.vpp
-    counts = split_layers(layers, stages)
+    counts = split_layers(model.layers, layout.pp, layout.vpp, head_layers(model, layout.recompute))
     for index in range(pp_index, stages, layout.pp):
         yield StagePlace(index=index, stages=stages, first_layer=sum(counts[:index]), layers=counts[index])
 
@@ -290,5 +291,5 @@ def build_stages(model: ModelConfig, layout: Layout, groups: Groups) -> list[Mod
     """This rank's stages, without storage."""
     return [
         ModelStage(model, place, TensorParallel(groups.tp, layout.sequence_parallel), layout.recompute)
-        for place in stage_places(model.layers, layout, groups.place.pp)
+        for place in stage_places(model, layout, groups.place.pp)
     ]
