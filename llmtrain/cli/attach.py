@@ -40,8 +40,8 @@ def start_and_attach(run: RunDir, job: JobFile, backend: Backend, *, detach: boo
 
 def _attach(run: RunDir, backend: Backend, handle: JobHandle, since: float, stops: _Stops) -> int:
     from llmtrain.backends.base import JobState
-    from llmtrain.observe.progress import follow
-    from llmtrain.observe.terminal import make_console
+    from llmtrain.observe.terminal_views.progress import follow
+    from llmtrain.observe.terminal_views.screen import make_console
 
     def is_alive() -> bool:
         return backend.poll(handle).state in (JobState.PENDING, JobState.RUNNING)

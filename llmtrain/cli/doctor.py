@@ -93,7 +93,7 @@ def hint_text(node: str, reason: Problem) -> str:
 
 
 def _show(table: Any, hints: Sequence[str], verdict: str) -> None:
-    from llmtrain.observe.terminal import make_console, print_view
+    from llmtrain.observe.terminal_views.screen import make_console, print_view
 
     print_view(make_console(), table)
     for hint in hints:

@@ -31,7 +31,7 @@ def _report(
 ) -> None:
     """Write a run as one HTML page with plots that needs no network."""
     from llmtrain.errors import UsageError
-    from llmtrain.observe.report import report_page
+    from llmtrain.observe.html.report import report_page
     from llmtrain.observe.run_reader import read_view
     from llmtrain.run.atomic import write_atomic
     from llmtrain.run.find import find_run

@@ -62,11 +62,11 @@ def _status(
 
         console.emit_json({**status_document(read_view(found)), **_job(found)})
         return
-    from llmtrain.observe.terminal import make_console
+    from llmtrain.observe.terminal_views.screen import make_console
 
     terminal = make_console()
     if watch:
-        from llmtrain.observe.watch import watch as watch_run
+        from llmtrain.observe.terminal_views.watch import watch as watch_run
 
         try:
             watch_run(found, terminal, interval=interval)
@@ -74,8 +74,8 @@ def _status(
             raise typer.Exit(0) from None
         return
     from llmtrain.observe.run_reader import read_view
-    from llmtrain.observe.status import status_screen
-    from llmtrain.observe.terminal import print_view, screen_of
+    from llmtrain.observe.terminal_views.screen import print_view, screen_of
+    from llmtrain.observe.terminal_views.status import status_screen
 
     print_view(terminal, status_screen(read_view(found), screen_of(terminal)))
     _say_job(found)
@@ -124,8 +124,8 @@ def _list(runs: Path, as_json: bool) -> None:
 
         console.emit_json(runs_document(views, unreadable))
         return
-    from llmtrain.observe.run_list import runs_table
-    from llmtrain.observe.terminal import make_console, print_view
+    from llmtrain.observe.terminal_views.run_list import runs_table
+    from llmtrain.observe.terminal_views.screen import make_console, print_view
 
     print_view(make_console(), runs_table(views))
     for path in unreadable:

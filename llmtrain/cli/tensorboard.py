@@ -32,7 +32,7 @@ def _tensorboard(
     """Write a run's curves for TensorBoard: one run over all attempts, replayed steps once."""
     from llmtrain.errors import UsageError
     from llmtrain.observe.run_reader import RunReader
-    from llmtrain.observe.tensorboard import file_head, records
+    from llmtrain.observe.trackers.tensorboard import file_head, records
     from llmtrain.run.find import find_run
 
     found = find_run(run, runs)

@@ -60,7 +60,7 @@ def _wandb(
 def _tell(run: RunDir, *, project: str, out: Path, online: bool, follow: bool) -> int:
     """Number of steps told by this call."""
     from llmtrain.observe.run_reader import RunReader
-    from llmtrain.observe.tracker import rows
+    from llmtrain.observe.trackers.tracker import rows
 
     mark = out / "wandb" / f"{run.run_id}.told.json"
     reader, count = RunReader(run, whole=True), 0

@@ -19,7 +19,7 @@ from llmtrain.backends.suspects import Measurements, Pair, Suspicion, best_pairs
 from llmtrain.config.cluster import ClusterProfile
 from llmtrain.errors import ExitStatus, Problem, UsageError
 from llmtrain.observe.link_check import LinkCheck
-from llmtrain.observe.tables import add_column, one_line_table
+from llmtrain.observe.terminal_views.tables import add_column, one_line_table
 from llmtrain.observe.wording import STYLES
 from llmtrain.run.node_history import Verdict, recall, remember, suspects
 

@@ -11,7 +11,7 @@ from rich.text import Text
 
 from llmtrain.backends.health import Check, judge
 from llmtrain.errors import ExitStatus
-from llmtrain.observe.tables import add_column, one_line_table
+from llmtrain.observe.terminal_views.tables import add_column, one_line_table
 from llmtrain.observe.wording import STYLES
 from llmtrain.probe.facts import Disk, Machine, WriteTest
 from llmtrain.probe.machine import probe_disk, probe_machine, probe_write

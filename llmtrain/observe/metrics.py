@@ -17,7 +17,7 @@ from llmtrain.events.records import AttemptState
 from llmtrain.observe.goodput import costs, goodput, lost_steps_of
 from llmtrain.observe.members import node_counts, node_of, rank_scores
 from llmtrain.observe.run_reader import RunView
-from llmtrain.observe.tables import known_ranks, rank_word
+from llmtrain.observe.terminal_views.tables import known_ranks, rank_word
 
 STATES = (
     "created",

@@ -7,9 +7,9 @@ from html import escape
 
 from llmtrain.config.job import JobSpec
 from llmtrain.config.layout import Layout
-from llmtrain.observe.page import page, table
-from llmtrain.observe.svg import COLOURS, figure, share_bar
-from llmtrain.observe.timeline_plot import MOST_BARS, planned_plot
+from llmtrain.observe.html.page import page, table
+from llmtrain.observe.html.svg import COLOURS, figure, share_bar
+from llmtrain.observe.html.timeline_plot import MOST_BARS, planned_plot
 from llmtrain.observe.wording import bytes_text, count_text, duration_text, layout_text, percent_text
 from llmtrain.plan.evaluate import Evaluator
 from llmtrain.plan.make import make_evaluator

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llmtrain.observe.chart import line_chart, resample, sparkline
+from llmtrain.observe.terminal_views.chart import line_chart, resample, sparkline
 
 numbers = st.lists(st.floats(-1e300, 1e300) | st.sampled_from([math.nan, math.inf]), max_size=200)
 

@@ -11,8 +11,8 @@ from rich.console import Console
 from llmtrain.events import schema
 from llmtrain.events.moments import describe
 from llmtrain.events.writer import EventWriter
-from llmtrain.observe.progress import Sentences, follow
-from llmtrain.observe.watch import watch
+from llmtrain.observe.terminal_views.progress import Sentences, follow
+from llmtrain.observe.terminal_views.watch import watch
 from tests.support.run_folder import make_run, supervise, write_attempt
 from tests.support.sample_events import attempt_files, event, step_finished
 

@@ -11,8 +11,8 @@ from rich.console import Console
 from llmtrain.events import schema
 from llmtrain.observe.document import status_document
 from llmtrain.observe.run_reader import RunReader
-from llmtrain.observe.status import Screen, status_screen
-from llmtrain.observe.terminal import takes_unicode
+from llmtrain.observe.terminal_views.screen import takes_unicode
+from llmtrain.observe.terminal_views.status import Screen, status_screen
 from llmtrain.observe.wording import comparison_text
 from tests.support.golden import check_golden
 from tests.support.run_folder import write_attempt

@@ -6,7 +6,7 @@ import struct
 import pytest
 
 from llmtrain.cli.main import run as run_command
-from llmtrain.observe.tensorboard import _masked_crc, file_head, record, records
+from llmtrain.observe.trackers.tensorboard import _masked_crc, file_head, record, records
 from tests.support.sample_events import event, step_finished
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from llmtrain.cli.main import run as run_command
 from llmtrain.events import schema
-from llmtrain.observe.tracker import Row, rows
+from llmtrain.observe.trackers.tracker import Row, rows
 from tests.support.run_folder import write_attempt
 from tests.support.sample_events import START, attempt_files, event, step_finished
 from tests.support.stand_in_runs import wait_for

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from llmtrain.events.event import Event
 from llmtrain.events.schema import Evaluated, StepFinished
-from llmtrain.observe.scalars import scalars
+from llmtrain.observe.trackers.scalars import scalars
 
 
 @dataclass(frozen=True, slots=True)

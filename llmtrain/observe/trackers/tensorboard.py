@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from llmtrain.events.event import Event
 from llmtrain.events.schema import Evaluated, Restored, StepFinished
-from llmtrain.observe.scalars import scalars
+from llmtrain.observe.trackers.scalars import scalars
 
 VERSION = "brain.Event:2"
 """First record of every file (tensorflow/core/util/event.proto, file_version)."""

@@ -7,10 +7,10 @@ import time
 from rich.console import Console
 from rich.live import Live
 
-from llmtrain.observe.progress import follow
 from llmtrain.observe.run_reader import RunReader, RunView
-from llmtrain.observe.status import status_screen
-from llmtrain.observe.terminal import screen_of
+from llmtrain.observe.terminal_views.progress import follow
+from llmtrain.observe.terminal_views.screen import screen_of
+from llmtrain.observe.terminal_views.status import status_screen
 from llmtrain.run.layout import RunDir
 
 

@@ -7,12 +7,12 @@ from html import escape
 
 from llmtrain.events.records import StepPoint
 from llmtrain.observe.goodput import costs, goodput, lost_steps_of
+from llmtrain.observe.html.page import page, table, when
+from llmtrain.observe.html.svg import Series, bar_plot, line_plot, share_bar, time_unit
+from llmtrain.observe.html.timeline_plot import attempts_plot, traced_plots
 from llmtrain.observe.job_facts import read_ladder
 from llmtrain.observe.members import node_states
-from llmtrain.observe.page import page, table, when
 from llmtrain.observe.run_reader import RunView
-from llmtrain.observe.svg import Series, bar_plot, line_plot, share_bar, time_unit
-from llmtrain.observe.timeline_plot import attempts_plot, traced_plots
 from llmtrain.observe.wording import (
     SPENT,
     UNKNOWN,

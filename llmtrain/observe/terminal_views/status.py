@@ -11,13 +11,13 @@ from rich.table import Table
 from rich.text import Text
 
 from llmtrain.events.records import NodeStatus, RankStatus
-from llmtrain.observe.chart import line_chart, sparkline
 from llmtrain.observe.goodput_text import goodput_text
 from llmtrain.observe.members import node_counts, node_states
-from llmtrain.observe.node_grid import grid_lines
 from llmtrain.observe.reactions import reactions_text
 from llmtrain.observe.run_reader import RunView
-from llmtrain.observe.tables import attempts_table, known_ranks, labelled_table, ranks_table
+from llmtrain.observe.terminal_views.chart import line_chart, sparkline
+from llmtrain.observe.terminal_views.node_grid import grid_lines
+from llmtrain.observe.terminal_views.tables import attempts_table, known_ranks, labelled_table, ranks_table
 from llmtrain.observe.wording import (
     STYLES,
     age_text,
@@ -175,6 +175,12 @@ def _fact_rows(view: RunView, screen: Screen) -> Iterator[tuple[str, str]]:
     if state.current and state.current.membership:
         yield "members", state.current.membership
     yield "checkpoint", _checkpoint(view)
+    if interval := state.save_interval:
+        why = source_text(interval.source, interval.stall_seconds, interval.between_failures)
+        yield (
+            "saves",
+            f"{interval_text(interval.every_steps, interval.seconds)}" + (f": {why}" if why else ""),
+        )
     numbers = reactions_text(view.state.reactions)
     if numbers:
         yield "numbers", numbers

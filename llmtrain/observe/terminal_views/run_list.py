@@ -8,7 +8,7 @@ from rich.table import Table
 from rich.text import Text
 
 from llmtrain.observe.run_reader import RunView
-from llmtrain.observe.tables import add_column, one_line_table
+from llmtrain.observe.terminal_views.tables import add_column, one_line_table
 from llmtrain.observe.wording import STYLES, UNKNOWN, age_text, loss_text
 
 

@@ -8,9 +8,9 @@ from html import escape
 from statistics import median
 
 from llmtrain.events.trace import Bubble, RankTrace, clock_offsets, measure_bubbles, read_traces
+from llmtrain.observe.html.svg import Axis, figure, time_unit
 from llmtrain.observe.run_reader import RunView
-from llmtrain.observe.svg import Axis, figure, time_unit
-from llmtrain.observe.tables import attempt_word
+from llmtrain.observe.terminal_views.tables import attempt_word
 from llmtrain.observe.wording import duration_text
 from llmtrain.plan.timeline import Timeline
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 
 from rich.console import Console, RenderableType
 
-from llmtrain.observe.status import Screen
+from llmtrain.observe.terminal_views.status import Screen
 
 PIPE_WIDTH = 160
 """Columns where there is no terminal: what a script reads should not be cut at 80."""

@@ -24,8 +24,8 @@ from llmtrain.events.schema import (
 )
 from llmtrain.observe.goodput_text import goodput_text
 from llmtrain.observe.run_reader import RunReader, RunView
-from llmtrain.observe.status import status_screen
-from llmtrain.observe.terminal import screen_of
+from llmtrain.observe.terminal_views.screen import screen_of
+from llmtrain.observe.terminal_views.status import status_screen
 from llmtrain.observe.wording import (
     STYLES,
     bytes_text,
