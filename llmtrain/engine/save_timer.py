@@ -5,16 +5,18 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable
+from statistics import fmean
 
 from llmtrain.config.checkpoint import CheckpointConfig
-from llmtrain.events.schema import Notice, Payload
+from llmtrain.events.saving import SaveIntervalSet
+from llmtrain.events.schema import Payload
 from llmtrain.plan.save_interval import UNMEASURED, save_interval
-from llmtrain.units import format_duration
 
 REMEMBERED = 8
 """Newest saves that the interval follows."""
-TOLD_CHANGE = 1.25
-"""Factor by which the interval must change to be told again."""
+WORTH_CHANGING = 1.25
+"""Factor by which another interval must differ to be taken, and told: near the best one, the cost hardly
+depends on it."""
 
 
 class SaveTimer:
@@ -26,10 +28,12 @@ class SaveTimer:
         default = save_interval((), (), between) if self._is_adaptive else UNMEASURED
         self.interval = default if config.every == "auto" else float(config.every)
         """Seconds between two saves; 0: the timer is off."""
-        self._between, self._emit = between, emit
+        self._every_steps, self._between, self._emit = config.every_steps, between, emit
+        self._source = "fixed"
+        if config.every == "auto":
+            self._source = "default" if default == UNMEASURED else "expected"
         self._stalls: deque[float] = deque(maxlen=REMEMBERED)
         self._writes: deque[float] = deque(maxlen=REMEMBERED)
-        self._told = 0.0
         self._since = time.monotonic()
 
     @property
@@ -45,20 +49,23 @@ class SaveTimer:
         """A save was committed; the training waited for `stall` of its `seconds`."""
         self._stalls.append(stall)
         self._writes.append(seconds)
-        if not self._is_adaptive:
+        if not self._is_adaptive or self._between <= 0.0:
             return
-        self.interval = save_interval(self._stalls, self._writes, self._between)
-        low, high = sorted((self.interval, self._told))
-        if high > TOLD_CHANGE * low:
-            self._told = self.interval
-            self._emit(Notice(message=self._why()))
+        wanted = save_interval(self._stalls, self._writes, self._between)
+        low, high = sorted((wanted, self.interval))
+        if self._source != "measured" or high > WORTH_CHANGING * low:
+            self.interval, self._source = wanted, "measured"
+            self.tell()
 
-    def _why(self) -> str:
-        mean = sum(self._stalls) / len(self._stalls)
-        if self._between <= 0.0:
-            return f"checkpoints every {format_duration(self.interval)}: the failure rate is unknown"
-        return (
-            f"checkpoints every {format_duration(self.interval)}: the training waits "
-            f"{format_duration(mean)} for one, and a failure is expected every "
-            f"{format_duration(self._between)} (checkpoint.every: auto)"
+    def tell(self) -> None:
+        """Say which interval it is, and where it comes from."""
+        is_measured, follows_failures = self._source == "measured", self._source in ("expected", "measured")
+        self._emit(
+            SaveIntervalSet(
+                every_steps=self._every_steps,
+                seconds=self.interval,
+                source=self._source,
+                stall_seconds=fmean(self._stalls) if is_measured else 0.0,
+                between_failures=self._between if follows_failures else 0.0,
+            )
         )

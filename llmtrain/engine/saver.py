@@ -59,6 +59,8 @@ class Saver:
 
     def begin(self, step: int) -> None:
         """Training begins after a step."""
+        if self._is_first:
+            self._timer.tell()
         self._saved_step = step if self._checkpoints.restored_from_disk else -1
 
     def wishes_save(self, step: int) -> bool:

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from llmtrain.events import reactions, schema, watching
+from llmtrain.events import reactions, saving, schema, watching
 from llmtrain.events.schema import SCHEMA_VERSION, Payload
 
 LINE_LIMIT = 1 << 20
@@ -50,7 +50,8 @@ class Event:
 @cache
 def payload_classes() -> dict[str, type[Payload]]:
     """Every kind of event that this version knows."""
-    defined = (*vars(schema).values(), *vars(reactions).values(), *vars(watching).values())
+    defined = (*vars(schema).values(), *vars(reactions).values(), *vars(saving).values())
+    defined = (*defined, *vars(watching).values())
     found = (value for value in defined if isinstance(value, type))
     return {cls.kind: cls for cls in found if issubclass(cls, Payload) and cls.kind}
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from llmtrain.events.event import Event
 from llmtrain.events.reaction_words import reaction_sentence
 from llmtrain.events.records import Moment
+from llmtrain.events.saving import SaveIntervalSet, interval_text, source_text
 from llmtrain.events.schema import (
     AttemptEnded,
     AttemptStarted,
@@ -87,6 +88,9 @@ def _plain_sentence(event: Event) -> tuple[str, str] | None:
         case NodeChanged(node=node, state=state, reason=reason):
             level = "info" if state in ("healthy", "spare") else "warning"
             return level, f"node {node} is {NODE_WORDS.get(state, state)}{_because(reason)}"
+        case SaveIntervalSet(source="expected" | "measured") as told:
+            why = source_text(told.source, told.stall_seconds, told.between_failures)
+            return "info", f"checkpoints {interval_text(told.every_steps, told.seconds)}: {why}"
         case EventsDropped(count=count, reason=reason):
             return "warning", f"{count} events of {event.source} are missing: {reason}"
         case _:

@@ -50,6 +50,18 @@ class CheckpointPoint:
     """That the training waited for; None: all of them."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SaveInterval:
+    """How often checkpoints are written, as rank 0 said last; see `saving.SaveIntervalSet`."""
+
+    attempt: int
+    every_steps: int | None
+    seconds: float
+    source: str
+    stall_seconds: float
+    between_failures: float
+
+
 class RankStatus(StrEnum):
     """What is known of a rank of the newest attempt; a later one in this list wins, whatever the order of
     events."""

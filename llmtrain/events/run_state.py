@@ -17,6 +17,7 @@ from llmtrain.events.records import (
     RankState,
     RankStatus,
     Reactions,
+    SaveInterval,
     StepPoint,
 )
 
@@ -38,6 +39,8 @@ class RunState:
     evaluations: Curve[EvaluationPoint] = field(default_factory=Curve)
     checkpoints: tuple[CheckpointPoint, ...] = ()
     """Newest commits that still count, ascending."""
+    save_interval: SaveInterval | None = None
+    """How often they are written; None before any rank has said so."""
     attempts: tuple[AttemptState, ...] = ()
     """Ascending."""
     ranks: Mapping[int, RankState] = field(default_factory=dict)

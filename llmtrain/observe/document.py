@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from llmtrain.events.records import AttemptState, CheckpointPoint, RankState
+from llmtrain.events.records import AttemptState, CheckpointPoint, RankState, SaveInterval
 from llmtrain.observe.goodput import costs, costs_by_cause, goodput
 from llmtrain.observe.members import node_states
 from llmtrain.observe.reactions import reactions_document
@@ -52,6 +52,7 @@ def status_document(view: RunView) -> dict[str, Any]:
         "lost_nodes": list(view.job.lost_nodes),
         "attempts": _attempts(view),
         "checkpoint": _checkpoint(view, state.checkpoints[-1]) if state.checkpoints else None,
+        "checkpoint_interval": _save_interval(state.save_interval),
         "goodput": {**goodput(view).document(), "cost_seconds_by_cause": costs_by_cause(view)},
         "loss_curve": _curve(view),
         "events": [
@@ -110,6 +111,18 @@ def _rank(view: RunView, rank: RankState) -> dict[str, Any]:
         "step_seconds": number(rank.step_seconds),
         "compute_seconds": number(rank.compute_seconds),
         "error": rank.error,
+    }
+
+
+def _save_interval(interval: SaveInterval | None) -> dict[str, Any] | None:
+    if interval is None:
+        return None
+    return {
+        "steps": interval.every_steps,
+        "seconds": number(interval.seconds),
+        "source": interval.source,
+        "stall_seconds": number(interval.stall_seconds),
+        "between_failures_seconds": number(interval.between_failures),
     }
 
 

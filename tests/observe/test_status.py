@@ -9,6 +9,8 @@ import pytest
 from rich.console import Console
 
 from llmtrain.events import schema
+from llmtrain.events.saving import SaveIntervalSet
+from llmtrain.events.state import apply
 from llmtrain.observe.document import status_document
 from llmtrain.observe.run_reader import RunReader
 from llmtrain.observe.terminal_views.screen import takes_unicode
@@ -33,8 +35,8 @@ WORDS = {
 KEYS = """
     schema run path state recipe cluster backend step steps loss validation_loss validation_step learning_rate
     grad_norm tokens_per_second seconds_per_step planned_seconds_per_step mfu eta_seconds layout attempt
-    restarts supervised exit_status message ranks nodes members lost_nodes attempts checkpoint goodput
-    loss_curve events reactions events_dropped complete time
+    restarts supervised exit_status message ranks nodes members lost_nodes attempts checkpoint
+    checkpoint_interval goodput loss_curve events reactions events_dropped complete time
 """
 
 
@@ -112,6 +114,27 @@ def test_document_of_a_restarted_run(tell) -> None:
     parts = sum(split[key] for key in named)
     assert parts == pytest.approx(split["total_seconds"]) == pytest.approx(32)
     assert not split["estimated"]
+
+
+def test_the_checkpoint_interval_and_where_it_comes_from(tell) -> None:
+    told = tell("running")
+    assert status_document(told.view())["checkpoint_interval"] is None
+    fixed = SaveIntervalSet(every_steps=50, seconds=60.0)
+    measured = SaveIntervalSet(
+        seconds=1140.0, source="measured", stall_seconds=1.0, between_failures=691200.0
+    )
+    write_attempt(told.run, 1, {"rank-00000.jsonl": [event(fixed, rank=0), event(measured, rank=0)]})
+    assert status_document(told.view())["checkpoint_interval"] == {
+        "steps": None,
+        "seconds": 1140.0,
+        "source": "measured",
+        "stall_seconds": 1.0,
+        "between_failures_seconds": 691200.0,
+    }
+    text = draw(told.view(), 80)
+    assert "every 19 min 00 s   a save stalls 1 s, a failure is expected every 8 d" in text
+    older = event(fixed, attempt=0, rank=0)
+    assert apply(told.view().state, older).save_interval.source == "measured", "files come in any order"
 
 
 def test_nobody_is_called_alive_when_nobody_supervises(tell) -> None:

@@ -7,7 +7,8 @@ from math import sqrt
 import pytest
 
 from llmtrain.config.checkpoint import CheckpointConfig
-from llmtrain.events.schema import Notice, Payload
+from llmtrain.events.saving import SaveIntervalSet, interval_text
+from llmtrain.events.schema import Payload
 from llmtrain.plan.reliability import goodput
 from llmtrain.plan.save_interval import LONGEST, SHORTEST, UNMEASURED, between_failures, save_interval
 from llmtrain.run.record import AttemptRecord
@@ -61,23 +62,51 @@ def test_attempts_that_trained_count() -> None:
 
 
 @pytest.mark.engine
-def test_the_timer_says_which_interval_and_why() -> None:
-    from llmtrain.engine.save_timer import SaveTimer
+def test_the_timer_says_which_interval_and_where_it_comes_from() -> None:
+    from llmtrain.engine.save_timer import REMEMBERED, SaveTimer
 
-    told: list[Payload] = []
-    timer = SaveTimer(CheckpointConfig(), 8 * DAY, told.append)
-    assert timer.interval == UNMEASURED
+    told: list[SaveIntervalSet] = []
+
+    def tell(payload: Payload) -> None:
+        assert isinstance(payload, SaveIntervalSet)
+        told.append(payload)
+
+    timer = SaveTimer(CheckpointConfig(), 8 * DAY, tell)
+    timer.tell()
+    assert (timer.interval, told.pop().source) == (UNMEASURED, "default")
     for _ in range(3):
         timer.saved(1.0, 5.0)
     assert timer.interval == save_interval([1.0], [5.0], 8 * DAY)
-    [notice] = told
-    assert isinstance(notice, Notice)
-    assert notice.message.startswith("checkpoints every 19 min") and "every 8 d" in notice.message
-    for config, interval in (
-        (CheckpointConfig(every=90.0), 90.0),
-        (CheckpointConfig(every=0.0), 0.0),
-        (CheckpointConfig(every_steps=100), UNMEASURED),
-    ):
-        fixed = SaveTimer(config, 8 * DAY, told.append)
-        fixed.saved(1.0, 5.0)
-        assert fixed.interval == interval and len(told) == 1
+    [measured] = told
+    assert (measured.source, measured.seconds, measured.stall_seconds) == ("measured", timer.interval, 1.0)
+    assert interval_text(None, measured.seconds) == "every 19 min 35 s"
+    for _ in range(REMEMBERED):
+        timer.saved(1.2, 5.0)
+    assert len(told) == 1, "hardly another interval is not worth a change"
+    for _ in range(REMEMBERED):
+        timer.saved(9.0, 5.0)
+    assert told[-1].seconds == timer.interval > 2 * measured.seconds
+    assert SaveTimer(CheckpointConfig(), 900.0, tell).interval == 225.0
+
+
+@pytest.mark.engine
+@pytest.mark.parametrize(
+    ("config", "seconds", "source", "text"),
+    [
+        (CheckpointConfig(every=90.0), 90.0, "fixed", "every 1 min 30 s"),
+        (CheckpointConfig(every=0.0), 0.0, "fixed", "only at the end"),
+        (CheckpointConfig(every=0.0, every_steps=50), 0.0, "fixed", "every 50 steps"),
+        (CheckpointConfig(every_steps=100), UNMEASURED, "default", "every 100 steps and every 30 min 00 s"),
+    ],
+)
+def test_fixed_intervals_stay(config: CheckpointConfig, seconds: float, source: str, text: str) -> None:
+    from llmtrain.engine.save_timer import SaveTimer
+
+    told: list[Payload] = []
+    timer = SaveTimer(config, 8 * DAY, told.append)
+    timer.tell()
+    timer.saved(1.0, 5.0)
+    [only] = told
+    assert isinstance(only, SaveIntervalSet)
+    assert (timer.interval, only.seconds, only.source) == (seconds, seconds, source)
+    assert interval_text(only.every_steps, only.seconds) == text

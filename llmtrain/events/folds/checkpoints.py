@@ -8,8 +8,9 @@ from llmtrain.events import schema
 from llmtrain.events.event import Event
 from llmtrain.events.folds.attempts import counting, with_attempt
 from llmtrain.events.folds.reducer import Reducer
-from llmtrain.events.records import CheckpointPoint
+from llmtrain.events.records import CheckpointPoint, SaveInterval
 from llmtrain.events.run_state import RunState
+from llmtrain.events.saving import SaveIntervalSet
 
 CHECKPOINTS = 16
 
@@ -35,6 +36,21 @@ def _snapshot_taken(state: RunState, event: Event, payload: schema.SnapshotTaken
     return _with_stall(state, event, payload.stall_seconds)
 
 
+def _interval_set(state: RunState, event: Event, payload: SaveIntervalSet) -> RunState:
+    known = state.save_interval
+    if known is not None and known.attempt > event.attempt:
+        return state
+    interval = SaveInterval(
+        attempt=event.attempt,
+        every_steps=payload.every_steps,
+        seconds=payload.seconds,
+        source=payload.source,
+        stall_seconds=payload.stall_seconds,
+        between_failures=payload.between_failures,
+    )
+    return replace(state, save_interval=interval)
+
+
 def _with_stall(state: RunState, event: Event, seconds: float) -> RunState:
     return with_attempt(
         state,
@@ -46,4 +62,5 @@ def _with_stall(state: RunState, event: Event, seconds: float) -> RunState:
 REDUCERS: dict[str, Reducer] = {
     schema.CheckpointCommitted.kind: _checkpoint_committed,
     schema.SnapshotTaken.kind: _snapshot_taken,
+    SaveIntervalSet.kind: _interval_set,
 }

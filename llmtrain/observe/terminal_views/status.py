@@ -10,7 +10,8 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from llmtrain.events.records import NodeStatus, RankStatus
+from llmtrain.events.records import NodeStatus, RankStatus, SaveInterval
+from llmtrain.events.saving import interval_text, source_text
 from llmtrain.observe.goodput_text import goodput_text
 from llmtrain.observe.members import node_counts, node_states
 from llmtrain.observe.reactions import reactions_text
@@ -175,12 +176,8 @@ def _fact_rows(view: RunView, screen: Screen) -> Iterator[tuple[str, str]]:
     if state.current and state.current.membership:
         yield "members", state.current.membership
     yield "checkpoint", _checkpoint(view)
-    if interval := state.save_interval:
-        why = source_text(interval.source, interval.stall_seconds, interval.between_failures)
-        yield (
-            "saves",
-            f"{interval_text(interval.every_steps, interval.seconds)}" + (f": {why}" if why else ""),
-        )
+    if state.save_interval:
+        yield "saves", _interval(state.save_interval)
     numbers = reactions_text(view.state.reactions)
     if numbers:
         yield "numbers", numbers
@@ -244,6 +241,11 @@ def _checkpoint(view: RunView) -> str:
         f"{last.name}   {age_text(view.now - last.time)}   {bytes_text(last.bytes)}"
         f"   saved in {duration_text(last.seconds)}"
     )
+
+
+def _interval(interval: SaveInterval) -> str:
+    why = source_text(interval.source, interval.stall_seconds, interval.between_failures)
+    return interval_text(interval.every_steps, interval.seconds) + (f"   {why}" if why else "")
 
 
 def _ending(view: RunView) -> str:

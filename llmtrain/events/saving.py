@@ -1,0 +1,46 @@
+"""How often checkpoints are written, and the sentence that says why."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from llmtrain.events.schema import Payload
+from llmtrain.units import format_duration
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SaveIntervalSet(Payload):
+    """Rank 0: how often checkpoints are written from now on."""
+
+    kind: ClassVar[str] = "save_interval"
+    every_steps: int | None = None
+    """Steps between two of them; None: not by step."""
+    seconds: float = 0.0
+    """Between two by the timer; 0: the timer is off."""
+    source: str = "fixed"
+    """fixed (by the recipe) | default | expected (follows the expected failures, no save was measured yet) |
+    measured (follows what saves cost and the failures)."""
+    stall_seconds: float = 0.0
+    """Of `measured`: mean that the training waits for a save."""
+    between_failures: float = 0.0
+    """Of `expected` and `measured`: mean seconds between two failures of the run."""
+
+
+def interval_text(every_steps: int | None, seconds: float) -> str:
+    """`every 50 steps and every 30 min`."""
+    parts = [f"every {every_steps} steps"] if every_steps else []
+    if seconds > 0.0:
+        parts.append(f"every {format_duration(seconds)}")
+    return " and ".join(parts) or "only at the end"
+
+
+def source_text(source: str, stall_seconds: float, between_failures: float) -> str:
+    """Where an interval comes from; empty for a word of another version."""
+    expected = f"a failure is expected every {format_duration(between_failures)}"
+    return {
+        "fixed": "as the recipe says",
+        "default": "the default",
+        "expected": f"{expected}; no save was measured yet",
+        "measured": f"a save stalls {format_duration(stall_seconds)}, {expected}",
+    }.get(source, "")
