@@ -31,8 +31,9 @@ class Workload:
     """FP32 bytes of gradients that are reduced in one call; None: the engine's default."""
     two_levels: bool = True
     """Whether gradients are summed inside each node first."""
-    weighs_head: bool = True
-    """Whether layers are split over a pipeline so that the stage with the head gets fewer."""
+    head_layers: tuple[float, float] = (0.0, 0.0)
+    """Compute of the output head in layers, without and with full recomputation; layers are split over a
+    pipeline so that the stage with the head gets fewer. Zeros where a framework splits evenly."""
 
     @property
     def tokens_per_step(self) -> int:
@@ -53,12 +54,13 @@ class Workload:
         return stage_layer_counts(self.model.layers, layout.pp, layout.vpp, self._head_layers(layout))
 
     def _head_layers(self, layout: Layout) -> float:
-        return head_layers(self.model, layout.recompute) if self.weighs_head and layout.pp > 1 else 0.0
+        return self.head_layers[layout.recompute == "full"]
 
 
 def make_workload(recipe: Recipe, framework: str = "llmtrain") -> Workload:
     """Reduce a resolved recipe; `framework` as in the profile's `software`."""
     model = recipe.model
+    weights = (head_layers(model, "none"), head_layers(model, "full"))
     tokens = recipe.batch.global_size * model.sequence
     steps = recipe.train.steps or -(-(recipe.train.tokens or tokens) // tokens)
     return Workload(
@@ -73,5 +75,5 @@ def make_workload(recipe: Recipe, framework: str = "llmtrain") -> Workload:
         communication=recipe.parallel.gradient_communication,
         bucket=recipe.parallel.bucket,
         two_levels=recipe.parallel.two_level_reduction,
-        weighs_head=framework == "llmtrain",
+        head_layers=weights if framework == "llmtrain" else (0.0, 0.0),
     )
