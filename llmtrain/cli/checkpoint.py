@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from llmtrain.cli import console, interchange
+from llmtrain.cli import console
 from llmtrain.cli.options import Json
 from llmtrain.cli.status import Runs
+from llmtrain.cli.subcommands import interchange
 from llmtrain.errors import ExitStatus
 
 if TYPE_CHECKING:

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from llmtrain.cli import console
-from llmtrain.cli.data_audit import audit_run
 from llmtrain.cli.options import Json
+from llmtrain.cli.subcommands.audit import audit_run
 from llmtrain.errors import Problem, UsageError
 
 if TYPE_CHECKING:

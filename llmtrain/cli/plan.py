@@ -81,7 +81,7 @@ def _plan(
 
 def _draw(path: Path, spec: JobSpec, plan: Plan, nodes: int) -> None:
     from llmtrain.errors import UsageError
-    from llmtrain.observe.plan_page import plan_page
+    from llmtrain.observe.html.plan_page import plan_page
     from llmtrain.run.atomic import write_atomic
 
     try:
@@ -111,14 +111,14 @@ def _paragraphs(
     *,
     why: bool,
 ) -> Iterator[str]:
-    from llmtrain.cli.plan_text import plan_text
-    from llmtrain.cli.plan_why import comparison_text
+    from llmtrain.cli.plan_views.summary import plan_text
+    from llmtrain.cli.plan_views.why import comparison_text
 
     yield plan_text(spec, plan, nodes)
     if why:
         yield _why(spec, plan)
     if counted is not None:
-        from llmtrain.cli.plan_verify import verify_text
+        from llmtrain.cli.plan_views.verify import verify_text
 
         yield verify_text(counted)
     for name, other in others:
@@ -126,13 +126,13 @@ def _paragraphs(
 
 
 def _verify(spec: JobSpec, plan: Plan) -> Counted:
-    from llmtrain.cli.plan_verify import verify
+    from llmtrain.cli.plan_views.verify import verify
 
     return verify(spec, plan.plans[0])
 
 
 def _why(spec: JobSpec, plan: Plan) -> str:
-    from llmtrain.cli.plan_why import lost_work_text, why_text
+    from llmtrain.cli.plan_views.why import lost_work_text, why_text
     from llmtrain.plan.compare import plain_settings
     from llmtrain.plan.make import make_evaluator
 

@@ -6,9 +6,9 @@ from typing import Annotated
 
 import typer
 
-from llmtrain.cli import catalogue
-from llmtrain.cli.calibrate import calibrate
 from llmtrain.cli.options import Json, Overrides
+from llmtrain.cli.subcommands import catalogue
+from llmtrain.cli.subcommands.calibrate import calibrate
 
 _Name = Annotated[str, typer.Argument(metavar="PROFILE", help="Name of a shipped profile, or a path.")]
 

@@ -6,8 +6,8 @@ from typing import Annotated
 
 import typer
 
-from llmtrain.cli import catalogue
 from llmtrain.cli.options import Json, Overrides
+from llmtrain.cli.subcommands import catalogue
 
 _Name = Annotated[str, typer.Argument(metavar="RECIPE", help="Name of a shipped recipe, or a path.")]
 

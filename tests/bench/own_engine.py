@@ -21,7 +21,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from llmtrain.cli.plan_text import layout_words
+from llmtrain.cli.plan_views.summary import layout_words
 from llmtrain.config.cluster import ClusterProfile
 from llmtrain.config.job import resolve
 from llmtrain.config.layout import Layout

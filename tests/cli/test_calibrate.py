@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from llmtrain.cli.calibrate import calibration_section, measured_step, with_calibration
+from llmtrain.cli.subcommands.calibrate import calibration_section, measured_step, with_calibration
 from llmtrain.config.cluster import CalibrationConfig
 from llmtrain.config.job import resolve
 from llmtrain.config.layout import Layout

@@ -18,9 +18,9 @@ from llmtrain.config.job import resolve
 from llmtrain.config.layout_text import parse_layout
 from llmtrain.events import schema
 from llmtrain.events.trace import Span, TracePlace, header_lines, span_lines
+from llmtrain.observe.html.plan_page import drawable, plan_page
 from llmtrain.observe.html.report import report_page
 from llmtrain.observe.html.svg import Axis, Series, bar_plot, line_plot, share_bar
-from llmtrain.observe.plan_page import drawable, plan_page
 from llmtrain.observe.wording import bytes_text
 from llmtrain.plan.make import make_plan
 from llmtrain.plan.schedules import bubble_ratio

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from llmtrain.cli.plan_why import comparison_text, why_text
+from llmtrain.cli.plan_views.why import comparison_text, why_text
 from llmtrain.config.layout import Layout
 from llmtrain.errors import UsageError
 from llmtrain.plan.compare import changed_settings, differences, exposed_parts, plain_settings

@@ -27,7 +27,7 @@ def plan_text(spec: JobSpec, plan: Plan, nodes: int) -> str:
     blocks = [_title(spec, plan, nodes), table, _best(spec, plan.plans[0])]
     if len(plan.ladder) > 1:
         blocks.append(_ladder(plan))
-    from llmtrain.cli.plan_why import proposals_text, reliability_text
+    from llmtrain.cli.plan_views.why import proposals_text, reliability_text
 
     if spec.cluster.nodes > 1:
         blocks.append(reliability_text(plan))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from llmtrain.cli.console import columns, paint
-from llmtrain.cli.plan_text import choice_text, fastest, fitted, layout_words, wrapped
+from llmtrain.cli.plan_views.summary import choice_text, fastest, fitted, layout_words, wrapped
 from llmtrain.units import format_bytes, format_duration
 
 if TYPE_CHECKING:
