@@ -37,10 +37,10 @@ def interval_text(every_steps: int | None, seconds: float) -> str:
 
 def source_text(source: str, stall_seconds: float, between_failures: float) -> str:
     """Where an interval comes from; empty for a word of another version."""
-    expected = f"a failure is expected every {format_duration(between_failures)}"
+    expected = f"failures every {format_duration(between_failures)}"
     return {
         "fixed": "as the recipe says",
         "default": "the default",
-        "expected": f"{expected}; no save was measured yet",
+        "expected": f"{expected}; no save measured yet",
         "measured": f"a save stalls {format_duration(stall_seconds)}, {expected}",
     }.get(source, "")

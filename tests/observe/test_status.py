@@ -132,7 +132,7 @@ def test_the_checkpoint_interval_and_where_it_comes_from(tell) -> None:
         "between_failures_seconds": 691200.0,
     }
     text = draw(told.view(), 80)
-    assert "every 19 min 00 s   a save stalls 1 s, a failure is expected every 8 d" in text
+    assert "every 19 min 00 s   a save stalls 1 s, failures every 8 d 00 h" in text
     older = event(fixed, attempt=0, rank=0)
     assert apply(told.view().state, older).save_interval.source == "measured", "files come in any order"
 
