@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from llmtrain.cli import console
-from llmtrain.cli.options import Json
-from llmtrain.cli.status import Runs
+from llmtrain.cli.options import RUNS, Json, RunName, Runs
 from llmtrain.cli.subcommands import interchange
 from llmtrain.errors import ExitStatus
 
@@ -21,9 +20,7 @@ if TYPE_CHECKING:
     from llmtrain.run.checkpoints import Checkpoint, Manifest
     from llmtrain.run.layout import RunDir
 
-RUNS = Path("runs")
 _HELP = "List, show, verify, prune, export and import checkpoints."
-_Run = Annotated[str, typer.Argument(metavar="RUN", help="A run id, the beginning of one, or a path.")]
 
 
 def register(app: typer.Typer) -> None:
@@ -38,7 +35,7 @@ def register(app: typer.Typer) -> None:
     app.add_typer(group, name="checkpoint")
 
 
-def _list(reference: _Run, runs: Runs = RUNS, as_json: Json = False) -> None:
+def _list(reference: RunName, runs: Runs = RUNS, as_json: Json = False) -> None:
     """List all checkpoints, newest first, with faults that show without reading the shards.
 
     "complete" means that all files are there and have their sizes; `verify` reads every byte.
@@ -68,7 +65,7 @@ def _list(reference: _Run, runs: Runs = RUNS, as_json: Json = False) -> None:
 
 
 def _show(
-    reference: _Run,
+    reference: RunName,
     step: Annotated[
         int | None, typer.Argument(metavar="[STEP]", min=0, help="Default: the newest checkpoint.")
     ] = None,
@@ -102,7 +99,7 @@ def _show(
 
 
 def _verify(
-    reference: _Run,
+    reference: RunName,
     step: Annotated[
         int | None, typer.Argument(metavar="[STEP]", min=0, help="Default: all checkpoints.")
     ] = None,
@@ -141,7 +138,7 @@ def _verify(
 
 
 def _prune(
-    reference: _Run,
+    reference: RunName,
     keep: Annotated[
         int, typer.Option("--keep", metavar="K", min=1, help="Newest whole checkpoints to keep.")
     ],

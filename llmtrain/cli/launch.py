@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from llmtrain.cli import console
-from llmtrain.cli.options import ClusterName, Json, Overrides, RecipeName
+from llmtrain.cli.options import ClusterName, Json, Overrides, RecipeName, RunFolder
 from llmtrain.errors import ExitStatus
 
 if TYPE_CHECKING:
@@ -30,10 +30,7 @@ def _launch(
     recipe: RecipeName,
     cluster: ClusterName = "local",
     overrides: Overrides = None,
-    run_dir: Annotated[
-        Path | None,
-        typer.Option(metavar="DIR", help="The run's folder; default: a new one below the storage path."),
-    ] = None,
+    run_dir: RunFolder = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print the files that a launch would write, and start nothing.")
     ] = False,

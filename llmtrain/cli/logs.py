@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import sys
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from llmtrain.cli import console
 from llmtrain.cli.forward import forwarded
-from llmtrain.cli.options import Json
-from llmtrain.cli.status import Runs
+from llmtrain.cli.options import RUNS, Follow, Json, RunName, Runs
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -27,9 +25,7 @@ def register(app: typer.Typer) -> None:
 
 
 def _logs(
-    run: Annotated[
-        str, typer.Argument(metavar="RUN", help="Run id, its beginning, or the path of a run directory.")
-    ],
+    run: RunName,
     rank: Annotated[
         int | None, typer.Option(metavar="R", min=0, help="Only this rank.", show_default=False)
     ] = None,
@@ -37,7 +33,7 @@ def _logs(
         int | None,
         typer.Option(metavar="N", min=1, help="This attempt; default: the newest.", show_default=False),
     ] = None,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the run ends.")] = False,
+    follow: Follow = False,
     lines: Annotated[
         int | None,
         typer.Option(
@@ -50,7 +46,7 @@ def _logs(
         ),
     ] = None,
     no_prefix: Annotated[bool, typer.Option("--no-prefix", help="Lines as they were printed.")] = False,
-    runs: Runs = Path("runs"),
+    runs: Runs = RUNS,
     as_json: Json = False,
 ) -> None:
     """Print and follow the logs of a run.

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from llmtrain.cli import console
-from llmtrain.cli.status import Runs
+from llmtrain.cli.options import RUNS, Runs
 from llmtrain.errors import UsageError
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ def _metrics(
     interval: Annotated[
         float, typer.Option(metavar="SECONDS", min=1.0, help="Time between two writes of --text-file.")
     ] = 15.0,
-    runs: Runs = Path("runs"),
+    runs: Runs = RUNS,
     outlive: Annotated[float | None, typer.Option(hidden=True)] = None,
 ) -> None:
     """Export metrics of runs to Prometheus; without --listen and --text-file print them once."""

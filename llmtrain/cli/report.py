@@ -8,8 +8,7 @@ from typing import Annotated
 import typer
 
 from llmtrain.cli import console
-from llmtrain.cli.options import Json
-from llmtrain.cli.status import Runs
+from llmtrain.cli.options import RUNS, Json, RunName, Runs
 
 
 def register(app: typer.Typer) -> None:
@@ -18,15 +17,13 @@ def register(app: typer.Typer) -> None:
 
 
 def _report(
-    run: Annotated[
-        str, typer.Argument(metavar="RUN", help="Run id, its beginning, or the path of a run directory.")
-    ],
+    run: RunName,
     out: Annotated[
         Path | None,
         typer.Option(metavar="FILE", help="Where to write; default: RUN-ID.html.", show_default=False),
     ] = None,
     whole: Annotated[bool, typer.Option("--whole", help="Read every event, however many.")] = False,
-    runs: Runs = Path("runs"),
+    runs: Runs = RUNS,
     as_json: Json = False,
 ) -> None:
     """Write a run as one HTML page with plots that needs no network."""

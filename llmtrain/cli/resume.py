@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from llmtrain.cli import console
 from llmtrain.cli.forward import forwarded
-from llmtrain.cli.options import Json
-from llmtrain.cli.status import Runs
+from llmtrain.cli.options import RUNS, Json, RunName, Runs
 from llmtrain.errors import CheckpointError, ConfigError, ExitStatus
 
 if TYPE_CHECKING:
@@ -26,7 +24,7 @@ def register(app: typer.Typer) -> None:
 
 
 def _resume(
-    run: Annotated[str, typer.Argument(metavar="RUN", help="Run id, its beginning, or the run's folder.")],
+    run: RunName,
     detach: Annotated[
         bool, typer.Option("--detach", help="Leave at once; the run goes on by itself.")
     ] = False,
@@ -38,7 +36,7 @@ def _resume(
             help="Let it go on with as few as N nodes, also below the node-loss budget.",
         ),
     ] = None,
-    runs: Runs = Path("runs"),
+    runs: Runs = RUNS,
     as_json: Json = False,
 ) -> int:
     """Go on with a run from its newest valid checkpoint.

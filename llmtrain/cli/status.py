@@ -9,14 +9,11 @@ import typer
 
 from llmtrain.cli import console
 from llmtrain.cli.forward import forwarded
-from llmtrain.cli.options import Json
+from llmtrain.cli.options import RUNS, Json, Runs
 from llmtrain.errors import LlmtrainError, UsageError
 
 if TYPE_CHECKING:
     from llmtrain.run.layout import RunDir
-
-Runs = Annotated[Path, typer.Option("--runs", metavar="DIR", help="Folder of run directories.")]
-"""`--runs` of the commands that take a run id."""
 
 
 def register(app: typer.Typer) -> None:
@@ -37,7 +34,7 @@ def _status(
     interval: Annotated[
         float, typer.Option(metavar="SECONDS", min=0.1, help="Time between two looks of --watch.")
     ] = 1.0,
-    runs: Runs = Path("runs"),
+    runs: Runs = RUNS,
     as_json: Json = False,
 ) -> None:
     """Show what a run is doing; without RUN, list runs.

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from llmtrain.cli import console
 from llmtrain.cli.forward import forwarded
-from llmtrain.cli.options import Json
-from llmtrain.cli.status import Runs
+from llmtrain.cli.options import RUNS, Json, RunName, Runs
 from llmtrain.errors import ExitStatus, RunError
 
 if TYPE_CHECKING:
@@ -20,6 +18,8 @@ if TYPE_CHECKING:
 TEAR_DOWN_SECONDS = 60.0
 """Longest wait beyond the time that the ranks get to save."""
 DEFAULT_GRACE_SECONDS = 120.0
+LOOK_SECONDS = 10.0
+"""After which the scheduler is asked whether the supervisor can hear at all."""
 
 
 def register(app: typer.Typer) -> None:
@@ -28,13 +28,13 @@ def register(app: typer.Typer) -> None:
 
 
 def _stop(
-    run: Annotated[str, typer.Argument(metavar="RUN", help="Run id, its beginning, or the run's folder.")],
+    run: RunName,
     now: Annotated[bool, typer.Option("--now", help="Kill the ranks at once, without saving.")] = False,
     grace: Annotated[
         float | None,
         typer.Option(metavar="SECONDS", min=0.0, help="How long the ranks get to save; default: 120."),
     ] = None,
-    runs: Runs = Path("runs"),
+    runs: Runs = RUNS,
     as_json: Json = False,
 ) -> int:
     """Save and stop a run.
@@ -58,6 +58,7 @@ def _stop(
             f"asked the supervisor ({holder.describe()}) to {'leave now' if now else 'save and leave'}"
         )
         _wait(found, holder, 0.0 if now else DEFAULT_GRACE_SECONDS if grace is None else grace)
+        _end_job(found, now=now)
         word = "stopped"
     else:
         word = _end_job(found, now=now) or _end_leftovers(found)
@@ -79,21 +80,27 @@ def _wait(run: RunDir, holder: LeaseHolder, grace: float) -> None:
     """Wait until the supervisor has left. Raises RunError when it takes longer than it may."""
     import time
 
+    from llmtrain.cli.job import job_of, refuse_suspended
     from llmtrain.run.lease import read_holder
 
-    deadline = time.monotonic() + grace + TEAR_DOWN_SECONDS
+    began = time.monotonic()
+    deadline, is_looked_at = began + grace + TEAR_DOWN_SECONDS, False
     while (current := read_holder(run)) is not None and current.is_alive and current.token == holder.token:
         if time.monotonic() > deadline:
             hint = f"`llmtrain stop {run.argument} --now` kills it; the supervisor is {holder.describe()}"
             raise RunError("the run has not stopped in time", where=str(run.path), hint=hint)
+        if time.monotonic() - began > LOOK_SECONDS and not is_looked_at:
+            is_looked_at = True
+            if (job := job_of(run)) is not None:
+                refuse_suspended(run, *job)
         time.sleep(0.1)
 
 
 def _end_job(run: RunDir, *, now: bool) -> str:
-    """End a scheduler's job whose supervisor has not begun; empty when there is none."""
+    """End a scheduler's job whose supervisor has not begun, or has just left; empty when there is none."""
     from llmtrain.backends.base import JobState
     from llmtrain.backends.registry import load_backend
-    from llmtrain.cli.job import end_job, is_there, job_of
+    from llmtrain.cli.job import is_there, job_of, see_job_off
     from llmtrain.run.job_file import read_job_file
     from llmtrain.supervise.stop import ask_to_stop
 
@@ -103,13 +110,9 @@ def _end_job(run: RunDir, *, now: bool) -> str:
     handle, status = found
     # It may start at any moment, and its script may not listen yet: then the supervisor finds this file.
     ask_to_stop(run, now=now)
-    console.say(f"told job {handle} to leave")
-    end_job(
-        run,
-        load_backend(read_job_file(run.job_json, edited_too=True).spec.cluster),
-        handle,
-        TEAR_DOWN_SECONDS,
-    )
+    console.say(f"waiting for job {handle} to leave")
+    backend = load_backend(read_job_file(run.job_json, edited_too=True).spec.cluster)
+    see_job_off(run, backend, handle, TEAR_DOWN_SECONDS)
     return "taken out of the queue" if status.state == JobState.PENDING else "stopped"
 
 

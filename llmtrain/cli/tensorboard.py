@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from llmtrain.cli import console
-from llmtrain.cli.status import Runs
+from llmtrain.cli.options import RUNS, Follow, RunName, Runs
 
 POLL_SECONDS = 5.0
 
@@ -20,14 +20,12 @@ def register(app: typer.Typer) -> None:
 
 
 def _tensorboard(
-    run: Annotated[
-        str, typer.Argument(metavar="RUN", help="Run id, its beginning, or the path of a run directory.")
-    ],
+    run: RunName,
     out: Annotated[
         Path, typer.Option(metavar="DIR", help="Log folder; the run gets a folder of its own in it.")
     ],
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the run ends.")] = False,
-    runs: Runs = Path("runs"),
+    follow: Follow = False,
+    runs: Runs = RUNS,
 ) -> None:
     """Write a run's curves for TensorBoard: one run over all attempts, replayed steps once."""
     from llmtrain.errors import UsageError

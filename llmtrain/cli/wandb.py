@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from llmtrain.cli import console
-from llmtrain.cli.options import Json
-from llmtrain.cli.status import Runs
+from llmtrain.cli.options import RUNS, Follow, Json, RunName, Runs
 
 if TYPE_CHECKING:
     from llmtrain.run.layout import RunDir
@@ -25,14 +24,12 @@ def register(app: typer.Typer) -> None:
 
 
 def _wandb(
-    run: Annotated[
-        str, typer.Argument(metavar="RUN", help="Run id, its beginning, or the path of a run directory.")
-    ],
+    run: RunName,
     project: Annotated[str, typer.Option(metavar="NAME", help="Project at Weights & Biases.")] = "llmtrain",
     out: Annotated[Path, typer.Option(metavar="DIR", help="Its files go to DIR/wandb.")] = Path(),
     online: Annotated[bool, typer.Option("--online", help="Send at once; default: write files.")] = False,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the run ends.")] = False,
-    runs: Runs = Path("runs"),
+    follow: Follow = False,
+    runs: Runs = RUNS,
     as_json: Json = False,
 ) -> None:
     """Tell Weights & Biases a run's curves: one run over all attempts, steps done again once."""

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from llmtrain.cli import console
-from llmtrain.cli.options import Json
-from llmtrain.cli.status import Runs
+from llmtrain.cli.options import RUNS, Json, RunName, Runs
 from llmtrain.errors import ExitStatus, LlmtrainError, Problem, UsageError
 
 if TYPE_CHECKING:
@@ -23,10 +21,8 @@ COMPARED = 200
 
 
 def audit_run(
-    reference: Annotated[
-        str, typer.Argument(metavar="RUN", help="A run id, the beginning of one, or a path.")
-    ],
-    runs: Runs = Path("runs"),
+    reference: RunName,
+    runs: Runs = RUNS,
     compare: Annotated[
         str,
         typer.Option("--compare", metavar="N", help="Steps to read again, spread evenly, or `all`."),

@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from llmtrain.cli import console
-from llmtrain.cli.options import ClusterName, Json, Overrides, RecipeName
-from llmtrain.cli.status import Runs
+from llmtrain.cli.options import RUNS, ClusterName, Json, Overrides, RecipeName, RunFolder, RunName, Runs
 from llmtrain.errors import CheckpointError, LlmtrainError
 
 if TYPE_CHECKING:
@@ -38,16 +37,14 @@ class Numbers(StrEnum):
 
 
 def export(
-    reference: Annotated[
-        str, typer.Argument(metavar="RUN", help="A run id, the beginning of one, or a path.")
-    ],
+    reference: RunName,
     out: Annotated[Path, typer.Option("--out", metavar="DIR", help="Folder to write; must not exist.")],
     step: Annotated[
         int | None, typer.Argument(metavar="[STEP]", min=0, help="Default: the newest whole checkpoint.")
     ] = None,
     to: Annotated[Format, typer.Option("--to", help="hf: a Hugging Face folder.")] = Format.HF,
     dtype: Annotated[Numbers, typer.Option("--dtype", help="Format of the weights.")] = Numbers.FLOAT32,
-    runs: Runs = Path("runs"),
+    runs: Runs = RUNS,
     as_json: Json = False,
 ) -> None:
     """Write a checkpoint's weights as a folder that `transformers` loads.
@@ -93,10 +90,7 @@ def import_(
     recipe: RecipeName,
     cluster: ClusterName = "local",
     overrides: Overrides = None,
-    run_dir: Annotated[
-        Path | None,
-        typer.Option(metavar="DIR", help="The run's folder; default: a new one below the storage path."),
-    ] = None,
+    run_dir: RunFolder = None,
     as_json: Json = False,
 ) -> None:
     """Make a run that starts from a Hugging Face folder's weights; `llmtrain resume` starts it.
