@@ -187,13 +187,14 @@ class InjectedFault:
         "stop",
         "kill",
         "full_disk",
+        "out_of_memory",
     ]
     """nan: in a layer's output; overflow: a layer's gradient is infinite, as beyond FP16's range; bad_batch:
     the replica reads noise; bit_flip: one bit of the layer's weights on this rank flips.
 
     slow: the rank sleeps for `seconds` in the step; slow_disk: what it saves takes `seconds` longer to
     write; and in the run's first attempt only, hang: it does nothing any more; error: its code raises; stop,
-    kill: the signal; full_disk: its saves find no room.
+    kill: the signal; full_disk: its saves find no room; out_of_memory: an allocation fails, once.
     """
     step: PositiveInt
     """Step that it begins in."""

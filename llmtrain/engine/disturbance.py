@@ -39,10 +39,14 @@ class Disturbance:
         )
 
     def begin_step(self, step: int) -> None:
-        """Do what is due in a step. Raises InjectedError."""
+        """Do what is due in a step. Raises InjectedError and MemoryError."""
         due = [fault for fault in self._faults if fault.step <= step < fault.step + fault.steps]
         self._is_disk_full = any(fault.kind == "full_disk" for fault in due)
         self._disk_delay = sum(fault.seconds for fault in due if fault.kind == "slow_disk")
+        # The step may be done again with a smaller micro-batch, which must have room.
+        self._faults = tuple(
+            fault for fault in self._faults if fault not in due or fault.kind != "out_of_memory"
+        )
         for fault in due:
             _happen(fault, step)
 
@@ -64,6 +68,8 @@ def _happen(fault: InjectedFault, step: int) -> None:
                 time.sleep(HANG_SECONDS)
         case "error":
             raise InjectedError(f"an error on purpose in step {step}")
+        case "out_of_memory":
+            raise MemoryError(f"no memory is left, on purpose, in step {step}")
         case "stop":
             os.kill(os.getpid(), signal.SIGSTOP)
         case "kill":

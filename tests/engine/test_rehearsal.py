@@ -30,6 +30,7 @@ LAYOUT = Layout(dp=2, pp=2, micro_batch=1)
         ({"kind": "kill", "rank": 9}, 1, "there is no rank 9, ranks are 0 to 3"),
         ({"kind": "kill", "rank": 3}, 1, ""),
         ({"kind": "kill", "rank": 3}, 2, "it happens in the first attempt only"),
+        ({"kind": "out_of_memory", "rank": 3}, 2, "it happens in the first attempt only"),
         ({"kind": "slow", "rank": 3}, 2, ""),
         ({"kind": "bad_batch", "rank": 9}, 2, ""),
     ],
