@@ -20,32 +20,26 @@ from llmtrain.backends.preflight import Report, gpus_promised
 from llmtrain.backends.slurm_calls import SlurmCalls
 from llmtrain.backends.slurm_login import folder_there, is_elsewhere, problems_there, push, way_to
 from llmtrain.backends.slurm_nodes import as_nodes, fit_nodes, survey_nodes
-from llmtrain.backends.slurm_refusals import SlurmError, SlurmUnreachableError
-from llmtrain.backends.slurm_states import ALIVE, HOPELESS_REASONS, one_of
+from llmtrain.backends.slurm_refusals import SlurmError
+from llmtrain.backends.slurm_states import CONFIGURING, one_of
 from llmtrain.backends.slurm_steps import step_settings
+from llmtrain.backends.slurm_submit import hidden_variables, refuse_second, submit_jobs
 from llmtrain.backends.survey import Survey
 from llmtrain.backends.switches import profile_switches, with_switches
 from llmtrain.config.cluster import ClusterProfile
 from llmtrain.config.job import JobSpec
 from llmtrain.config.slurm import python_of_ranks, slurm_config
-from llmtrain.errors import ConfigError, Problem, RunError, UsageError
+from llmtrain.errors import Problem
 from llmtrain.render.slurm import BATCH_SCRIPT
 from llmtrain.run.job_file import JobFile
 from llmtrain.run.layout import RunDir
-from llmtrain.run.submission import Submission, read_submission, write_submission
+from llmtrain.run.submission import Submission, write_submission
 from llmtrain.transport.base import Transport
 from llmtrain.transport.local import LocalTransport
 from llmtrain.transport.srun import SrunTransport, StepSettings
 
 POLL_SECONDS = 2.0
 """Shortest time between two questions about a job; what is asked more often gets the last answer."""
-KEPT_VARIABLES = ("PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "LC_ALL", "TZ", "TMPDIR")
-SLURM_VARIABLES = ("SLURM_CONF", "SBATCH_", "SQUEUE_")
-"""What a job gets even with `export: none`."""
-LEAVING_SECONDS = 30.0
-"""How long a job that is leaving its nodes may keep the next one of its run waiting."""
-REASON_SECONDS = 3.0
-"""Longest wait after a submission for the scheduler's opinion."""
 
 
 class SlurmBackend:
@@ -71,7 +65,8 @@ class SlurmBackend:
 
     # ---- where the user types
     def check(self, spec: JobSpec, run: RunDir, *, fewest: int | None = None) -> Sequence[Problem]:
-        """Whether this is a place to submit from, and whether the partition exists."""
+        """Whether this is a place to submit from, and whether the partition exists. Raises UsageError when a
+        job of this run is in the queue."""
         if self._is_elsewhere:
             python = self._cluster.backend.python
             if problems := problems_there(self._way, self._config.login, python, run):
@@ -79,6 +74,7 @@ class SlurmBackend:
         elif shutil.which("sbatch") is None:
             hint = "launch on a login node of the cluster, or load the module that brings SLURM's commands"
             return [Problem("backend.kind", "there is no `sbatch` on this machine", hint)]
+        refuse_second(self._calls, run)
         wanted = [name for name in self._config.partition.split(",") if name]
         known = self._calls.partitions() if wanted else []
         return [
@@ -95,23 +91,16 @@ class SlurmBackend:
         Raises UsageError when jobs of this run are still in the queue, ConfigError when the profile asks for
         what the cluster will never give, else SlurmError.
         """
-        self._refuse_second(run)
+        refuse_second(self._calls, run)
         there = folder_there(self._cluster, run) if self._is_elsewhere else run
         if self._is_elsewhere:
             push(self._way, run, there)
         name = self._config.job_name or job.run_id
         count = self._config.chain_length if self._config.chain == "singleton" else 1
-        jobs: list[str] = []
-        try:
-            for _ in range(count):
-                jobs.append(self._submit_once(there, name, known=jobs))
-            self._refuse_hopeless(jobs)
-        except RunError:
-            self._withdraw(jobs)
-            raise
-        except ConfigError:
-            self._withdraw(jobs)
-            raise
+        passed = self._cluster.environment.pass_through
+        # Variables of another machine's shell need no hiding.
+        hidden = [] if self._is_elsewhere else hidden_variables(self._config, self._environment, passed)
+        jobs = submit_jobs(self._calls, str(there.scripts / BATCH_SCRIPT), name, count, hidden)
         submission = Submission(backend="slurm", jobs=tuple(jobs), name=name, submitted=time.time())
         write_submission(run, submission)
         if self._is_elsewhere:
@@ -131,70 +120,12 @@ class SlurmBackend:
         for job in handle.id.split(","):
             self._calls.cancel(job, pending_only=True)
         for row in self._calls.queue(handle.id.split(",")):
-            if row.ours == JobState.RUNNING:
-                # By its own number: scancel fails, without a word, on a task of an array.
-                self._calls.signal_batch(row.number or row.id, "TERM")
-
-    def _refuse_second(self, run: RunDir) -> None:
-        submission = read_submission(run)
-        row = None if submission is None else self._calls.settled(submission.jobs, LEAVING_SECONDS)
-        if row is not None and row.ours in ALIVE:
-            reason = f": {row.reason}" if row.reason else ""
-            raise UsageError(
-                f"job {row.id} of this run is still there ({row.state.lower()}{reason})",
-                where=str(run.path),
-                hint=f"watch it with `llmtrain status {run.argument} --watch`, "
-                f"or end it with `llmtrain stop {run.argument}`",
-            )
-
-    def _submit_once(self, run: RunDir, name: str, known: Sequence[str]) -> str:
-        script = str(run.scripts / BATCH_SCRIPT)
-        try:
-            return self._calls.submit(script, self._hidden_variables())
-        except SlurmUnreachableError as error:
-            # The answer may have been lost, and not the request: look before saying that there is no job.
-            try:
-                rows = self._calls.named(name)
-            except SlurmError:
-                hint = f"it may have been submitted all the same: `squeue --name={name}`, later"
-                raise SlurmUnreachableError(str(error), hint=hint) from error
-            fresh = [row.id for row in rows if row.ours in ALIVE and row.id not in known]
-            if not fresh:
-                raise
-            return fresh[0].partition("_")[0]
-
-    def _hidden_variables(self) -> list[str]:
-        """Variables of this shell that a job with `export: none` does not get."""
-        if self._config.export == "all" or self._is_elsewhere:
-            return []  # Variables of another machine's shell.
-        kept = {*KEPT_VARIABLES, *self._cluster.environment.pass_through}
-        return [
-            name for name in self._environment if name not in kept and not name.startswith(SLURM_VARIABLES)
-        ]
-
-    def _refuse_hopeless(self, jobs: Sequence[str]) -> None:
-        """Ask the scheduler, for a moment, whether it will ever start the job."""
-        deadline = time.monotonic() + REASON_SECONDS
-        while time.monotonic() < deadline:
-            row = one_of(self._calls.queue(jobs[:1]))
-            if row is None or row.ours != JobState.PENDING:
-                return
-            hint = next((hint for word, hint in HOPELESS_REASONS.items() if word in row.reason), None)
-            if hint is not None:
-                message = f"SLURM would never start this job: {row.reason}"
-                raise ConfigError([Problem("backend.slurm", message, hint)])
-            if row.reason:
-                return
-            time.sleep(0.2)
-
-    def _withdraw(self, jobs: Sequence[str]) -> None:
-        for job in jobs:
-            try:
-                self._calls.cancel(job)
-            except SlurmError as error:
-                raise SlurmError(
-                    f"job {job} is left in the queue: {error}", hint=f"`scancel {job}`"
-                ) from error
+            # By its own number: scancel fails, without a word, on a task of an array.
+            number = row.number or row.id
+            if row.state == CONFIGURING:
+                self._calls.cancel(number)  # Its nodes boot: there is nothing yet to be told.
+            elif row.ours == JobState.RUNNING:
+                self._calls.signal_batch(number, "TERM")
 
     def _ask(self, jobs: Sequence[str]) -> JobStatus:
         try:
@@ -290,7 +221,7 @@ class SlurmBackend:
         except KeyError:
             raise SlurmError(
                 "this is not inside of a SLURM job",
-                hint="`llmtrain launch` submits one; to test nodes: `salloc --nodes=N llmtrain doctor ...`",
+                hint="`llmtrain launch` submits one",
             ) from None
 
     def _step_settings(self) -> StepSettings:

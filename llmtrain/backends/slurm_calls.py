@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from llmtrain.backends.slurm_refusals import SlurmError, SlurmUnreachableError, refusal
-from llmtrain.backends.slurm_states import LEAVING, JobRow, account_rows, one_of, queue_rows
+from llmtrain.backends.slurm_states import JobRow, account_rows, one_of, queue_rows
 from llmtrain.config.hosts import expand_entry
 from llmtrain.errors import ConfigError
 from llmtrain.transport.base import Transport, TransportError
@@ -21,6 +21,8 @@ ACCOUNT_COLUMNS = ("JobID", "State", "ExitCode", "Reason", "Start", "NodeList")
 
 _JOB_ID = re.compile(r"(\d+)(?:;(\S+))?")
 _NODE_FIELD = re.compile(r"(?:^|\s)(NodeName|NodeAddr|NodeHostName|State)=(\S+)")
+NOBODY_HEARS = ("invalid job id", "already completing", "pending execution", "no such process")
+"""What scancel says of a signal to a job that is just ending, was queued again, or has not begun."""
 BAD_NODE_STATES = ("DOWN", "FAIL", "NOT_RESPONDING", "POWERED_DOWN", "POWERING_DOWN", "ERROR", "REBOOT")
 
 
@@ -70,11 +72,13 @@ class SlurmCalls:
                 return []
             raise
 
-    def settled(self, jobs: Sequence[str], seconds: float) -> JobRow | None:
-        """The job of a chain whose turn it is; one that is leaving its nodes is given so long to be gone.
+    def settled(
+        self, jobs: Sequence[str], seconds: float, is_leaving: Callable[[JobRow], bool]
+    ) -> JobRow | None:
+        """The job of a chain whose turn it is; one that is leaving is given so long to be gone.
         None: the controller knows none of them. Raises SlurmError."""
         given_up = time.monotonic() + seconds
-        while (row := one_of(self.queue(jobs))) and row.state == LEAVING and time.monotonic() < given_up:
+        while (row := one_of(self.queue(jobs))) and is_leaving(row) and time.monotonic() < given_up:
             time.sleep(1.0)
         return row
 
@@ -107,8 +111,14 @@ class SlurmCalls:
                 raise
 
     def signal_batch(self, job: str, name: str) -> None:
-        """Send a signal to a job's batch script alone. Raises SlurmError."""
-        self._run("scancel", "--batch", f"--signal={name}", job)
+        """Send a signal to a job's batch script alone; one that has ended, or not begun, is no error."""
+        try:
+            self._run("scancel", "--batch", f"--signal={name}", job)
+        except SlurmUnreachableError:
+            raise
+        except SlurmError as error:
+            if not any(words in str(error).lower() for words in NOBODY_HEARS):
+                raise
 
     def hostnames(self, node_list: str) -> list[str]:
         """Names in a node list, in order; expanded by SLURM itself, or by us when it does not answer."""

@@ -13,9 +13,13 @@ from llmtrain.backends.base import JobState, JobStatus
 
 LEAVING = "COMPLETING"
 """The state of a job whose processes are gone or being killed, while its nodes are cleaned."""
+CONFIGURING = "CONFIGURING"
+"""The state of a job whose nodes are booting; its script has not begun."""
+SUSPENDED = "SUSPENDED"
+"""The state of a job whose processes an administrator has stopped for a while; they hear nothing."""
 STATES: Mapping[str, JobState] = {
     "PENDING": JobState.PENDING,
-    "CONFIGURING": JobState.PENDING,
+    CONFIGURING: JobState.PENDING,
     "POWER_UP_NODE": JobState.PENDING,
     "REQUEUED": JobState.PENDING,
     "REQUEUE_FED": JobState.PENDING,
@@ -25,7 +29,7 @@ STATES: Mapping[str, JobState] = {
     "RUNNING": JobState.RUNNING,
     LEAVING: JobState.RUNNING,
     "STAGE_OUT": JobState.RUNNING,
-    "SUSPENDED": JobState.RUNNING,
+    SUSPENDED: JobState.RUNNING,
     "STOPPED": JobState.RUNNING,
     "SIGNALING": JobState.RUNNING,
     "RESIZING": JobState.RUNNING,

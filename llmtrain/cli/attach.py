@@ -7,7 +7,7 @@ import time
 from typing import TYPE_CHECKING
 
 from llmtrain.cli import console
-from llmtrain.cli.job import end_job, exit_code_of_job, is_started_again, wait_in_queue
+from llmtrain.cli.job import end_job, exit_code_of_job, is_started_again, see_job_off, wait_in_queue
 from llmtrain.errors import ExitStatus
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ def start_and_attach(run: RunDir, job: JobFile, backend: Backend, *, detach: boo
 
 
 def _attach(run: RunDir, backend: Backend, handle: JobHandle, since: float, stops: _Stops) -> int:
-    from llmtrain.backends.base import JobState
+    from llmtrain.backends.base import AllocationBackend, JobState
     from llmtrain.observe.terminal_views.progress import follow
     from llmtrain.observe.terminal_views.screen import make_console
 
@@ -55,9 +55,12 @@ def _attach(run: RunDir, backend: Backend, handle: JobHandle, since: float, stop
             return ExitStatus.RESUMABLE
         code = follow(run, console=make_console(stderr=True), since=since, is_alive=is_alive)
         stopped = time.time()
+        is_stop = code == ExitStatus.RESUMABLE and stops.are_wanted()
+        if is_stop and isinstance(backend, AllocationBackend):
+            see_job_off(run, backend, handle, QUEUE_SECONDS)
         if (
             code != ExitStatus.RESUMABLE
-            or stops.are_wanted()
+            or is_stop
             or not is_started_again(backend, handle, begun.incarnation)
         ):
             return exit_code_of_job(run, backend.poll(handle), code, since)

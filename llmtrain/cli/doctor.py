@@ -13,6 +13,7 @@ from llmtrain.cli.options import Json, Overrides
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from llmtrain.config.cluster import ClusterProfile
     from llmtrain.errors import Problem
 
 
@@ -72,6 +73,10 @@ def _whole_cluster(
     profile = load_profile(cluster, [text.removeprefix("cluster.") for text in overrides])
     if profile.backend.kind == "local":
         return runs or Path(profile.storage.path)
+    if profile.backend.kind == "slurm":
+        options = [word for text in overrides for word in ("--set", text)]
+        options += [*(["--runs", str(runs)] if runs else []), *(["--quick"] if quick else [])]
+        _refuse_outside(cluster, profile, [*options, *(["--json"] if as_json else [])])
     folder = (runs or Path(profile.storage.path)).expanduser().absolute()
     console.say(f"looking at {profile.nodes} nodes" + ("" if quick else "; a minute or two for all pairs"))
     diagnosis = diagnose_cluster(profile, load_backend(profile), folder, quick=quick)
@@ -84,6 +89,27 @@ def _whole_cluster(
         hints += [f"{' - '.join(link.nodes)}: {link.why}" for link in diagnosis.links]
         _show(verdicts_table(diagnosis), hints, diagnosis.verdict)
     raise typer.Exit(diagnosis.exit_status)
+
+
+def _refuse_outside(named: str, profile: ClusterProfile, options: Sequence[str]) -> None:
+    """Raise UsageError outside of a SLURM job, with the command that looks at nodes inside of one."""
+    import os
+    import shlex
+
+    from llmtrain.config.slurm import slurm_config
+    from llmtrain.errors import UsageError
+    from llmtrain.render.slurm import allocation_command
+
+    if "SLURM_JOB_ID" in os.environ:
+        return
+    command = allocation_command(profile, ["llmtrain", "doctor", "--cluster", named, *options])
+    login = slurm_config(profile.backend.slurm).login
+    where = f"on {login}, where the profile must lie too: " if login else ""
+    raise UsageError(
+        "SLURM gives its nodes to jobs only: the doctor looks at those of the job that it runs in",
+        where=named,
+        hint=f"{where}`{shlex.join(command)}`",
+    )
 
 
 def hint_text(node: str, reason: Problem) -> str:

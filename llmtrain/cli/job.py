@@ -49,19 +49,43 @@ def is_there(status: JobStatus) -> bool:
 
 def end_job(run: RunDir, backend: Backend, handle: JobHandle, seconds: float) -> None:
     """Take a job out of the queue, or tell it to leave, and wait until it has; the STOP file of its run is
-    written already. Raises RunError when that takes longer than `seconds`."""
+    written already, and stays, so that a job which starts all the same leaves at once. Raises RunError when
+    that takes longer than `seconds`."""
     from llmtrain.backends.base import JobState
 
     backend.cancel(handle)
     deadline = time.monotonic() + seconds
     while is_there(status := backend.poll(handle)):
+        refuse_suspended(run, handle, status)
         if status.state == JobState.PENDING:
             backend.cancel(handle)  # It began to run, and was queued again, while it was told.
         if time.monotonic() > deadline:
             hint = f"`scancel {handle.id.replace(',', ' ')}` kills it"
             raise RunError(f"job {handle} has not ended in time", where=str(run.path), hint=hint)
         time.sleep(POLL_SECONDS)
-    run.stop_file.unlink(missing_ok=True)
+
+
+def see_job_off(run: RunDir, backend: Backend, handle: JobHandle, seconds: float) -> None:
+    """After a stop, wait until the supervisor's job has left, and take it out of the queue if somebody has
+    queued it again meanwhile. Raises RunError when that takes longer than `seconds`."""
+    from llmtrain.backends.slurm_refusals import SlurmUnreachableError
+
+    try:
+        end_job(run, backend, handle, seconds)
+    except SlurmUnreachableError as error:
+        console.say(f"{error}; should job {handle} start again, it leaves at once")
+
+
+def refuse_suspended(run: RunDir, handle: JobHandle, status: JobStatus) -> None:
+    """Raise RunError for a job that cannot hear of a stop."""
+    from llmtrain.backends.slurm_states import SUSPENDED
+
+    if status.raw == SUSPENDED:
+        job = handle.id.replace(",", " ")
+        hint = (
+            f"it leaves when an administrator lets it go on (`scontrol resume {job}`); or, without saving, "
+        )
+        raise RunError(f"job {handle} is suspended", where=str(run.path), hint=f"{hint}`scancel {job}`")
 
 
 def waiting_text(handle: JobHandle, status: JobStatus) -> str:

@@ -7,9 +7,10 @@ place, `#` starts a comment outside quotes, and nothing is expanded but `%` in f
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 
+from llmtrain.config.cluster import ClusterProfile
 from llmtrain.config.slurm import SlurmConfig, slurm_config
 from llmtrain.errors import ConfigError, Problem
 from llmtrain.render.environment import Plain, environment
@@ -17,6 +18,8 @@ from llmtrain.run.job_file import JobFile
 from llmtrain.run.layout import RunDir
 
 BATCH_SCRIPT = "slurm.sh"
+SHORT_SECONDS = 900.0
+"""Time limit of an allocation in which nodes are looked at; the shorter, the sooner it starts."""
 SUPERVISOR_STARTS = 4
 """How often the batch script starts a supervisor that was killed, within one job."""
 
@@ -88,7 +91,7 @@ def directives(job: JobFile, run: RunDir) -> Iterator[Directive]:
     config = slurm_config(cluster.backend.slurm)
     yield Directive("What squeue shows.", "job-name", config.job_name or job.run_id)
     yield from _place(config)
-    yield from _resources(job, config)
+    yield from _resources(job.spec.cluster, config, nodes_wanted(job))
     yield from _output(config, run)
     yield from _survival(config)
     yield from _chain(config)
@@ -96,6 +99,15 @@ def directives(job: JobFile, run: RunDir) -> Iterator[Directive]:
     yield Directive(*_export(config))
     for name, value in config.extra.items():
         yield Directive("From the cluster profile (backend.slurm.extra).", name, value or None)
+
+
+def allocation_command(cluster: ClusterProfile, command: Sequence[str]) -> list[str]:
+    """What runs a command of some minutes in an allocation like that of a run on all nodes of a profile."""
+    config = replace(slurm_config(cluster.backend.slurm), time=SHORT_SECONDS)
+    wanted = [*_place(config), *_resources(cluster, config, cluster.nodes)]
+    options = [f"--{each.name}" if each.value is None else f"--{each.name}={each.value}" for each in wanted]
+    extra = [f"--{name}={value}" if value else f"--{name}" for name, value in config.extra.items()]
+    return ["salloc", *options, *extra, *command]
 
 
 def _place(config: SlurmConfig) -> Iterator[Directive]:
@@ -115,9 +127,8 @@ def _place(config: SlurmConfig) -> Iterator[Directive]:
         yield Directive("Time limit.", "time", time_limit(config.time))
 
 
-def _resources(job: JobFile, config: SlurmConfig) -> Iterator[Directive]:
-    cluster = job.spec.cluster
-    yield Directive("Nodes of the layout, and spares.", "nodes", str(nodes_wanted(job)))
+def _resources(cluster: ClusterProfile, config: SlurmConfig, nodes: int) -> Iterator[Directive]:
+    yield Directive("Nodes of the layout, and spares.", "nodes", str(nodes))
     yield Directive("One agent a node; it starts the node's ranks by torchrun.", "ntasks-per-node", "1")
     if config.exclusive:
         yield Directive("No other job on these nodes: ranks run at full speed.", "exclusive")

@@ -87,7 +87,8 @@ def _supervise(
     run: RunDir, job: JobFile, backend: Backend, lease: Lease, adjust: Callable[[Limits], Limits]
 ) -> ExitStatus:
     limits = adjust(limits_for(predicted_step_seconds(run.plan_json), job.spec.cluster.patience))
-    control = Control(run, limits.save)
+    is_in_job = isinstance(backend, AllocationBackend) and bool(backend.allocation())
+    control = Control(run, limits.save, is_for_good=is_in_job)
     control.listen()
     supervisor = Supervisor(run, job, backend, lease, control=control, limits=limits)
     with MetricsProcess(run, job.spec.cluster.metrics, supervisor.tell):

@@ -12,8 +12,10 @@ from llmtrain.run.layout import RunDir
 class Control:
     """The wish to stop, as seconds that ranks get to save and leave (0: now). It only grows stronger."""
 
-    def __init__(self, run: RunDir, grace: float) -> None:
-        self._run, self._grace = run, grace
+    def __init__(self, run: RunDir, grace: float, *, is_for_good: bool = False) -> None:
+        """`is_for_good`: a scheduler may start another supervisor by itself, so that a stop must outlive this
+        one; then only a resume takes the STOP file away."""
+        self._run, self._grace, self._is_for_good = run, grace, is_for_good
         self._signals = 0
         self._woken = threading.Event()
 
@@ -39,7 +41,9 @@ class Control:
         return self._run.stop_file.exists()
 
     def forget(self) -> None:
-        """Take the STOP file away, once it was obeyed or when a run is resumed."""
+        """Take the STOP file away, once it was obeyed."""
+        if self._is_for_good:
+            return
         with suppress(FileNotFoundError):
             self._run.stop_file.unlink()
 

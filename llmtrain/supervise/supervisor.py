@@ -125,6 +125,8 @@ class Supervisor:
     def _one_attempt(self, number: int, first: int, reason: str, writer: EventWriter) -> Decision:
         started, clock = time.time(), time.monotonic()
         try:
+            if self._control.wish() is not None:
+                raise StopWantedError
             if number != first:
                 self._save(self._members.look_again(self._record))
             if end := past_budget(self._record.lost_nodes, self._budget):
@@ -277,10 +279,10 @@ class Supervisor:
             message=message,
             stop_requested=self._control.is_requested,
         )
-        self._control.forget()
         reached = max((attempt.reached_step for attempt in self._record.attempts), default=0)
         self._memory.drop(self._members.nodes, reached=reached)
         self._save(ended)
+        self._control.forget()
         writer.emit(RunEnded(exit_status=int(decision.exit_status), message=message))
         return decision.exit_status
 

@@ -122,12 +122,16 @@ def test_every_call_has_a_time_limit() -> None:
 
 def test_a_job_that_is_leaving_is_given_time() -> None:
     """Twice on its way out, then gone from the queue; one that stays is told as it is."""
+
+    def leaving(row: JobRow) -> bool:
+        return row.state == LEAVING
+
     rows = [JobRow(id="7", state=LEAVING), JobRow(id="7", state=LEAVING), None]
     calls = SlurmCalls(Answers(None), 0.1)  # type: ignore[arg-type]
     calls.queue = lambda jobs: [row] if (row := rows.pop(0)) else []  # type: ignore[method-assign]
-    assert calls.settled(["7"], 30.0) is None and rows == []
+    assert calls.settled(["7"], 30.0, leaving) is None and rows == []
     calls.queue = lambda jobs: [JobRow(id="7", state=LEAVING)]  # type: ignore[method-assign]
-    assert calls.settled(["7"], 0.0) == JobRow(id="7", state=LEAVING)
+    assert calls.settled(["7"], 0.0, leaving) == JobRow(id="7", state=LEAVING)
 
 
 @pytest.fixture
@@ -229,7 +233,9 @@ def test_the_doctor_looks_at_the_nodes_of_a_job(
     bed.write_text(PROFILE.format(storage=tmp_path / "runs"))
     command = [sys.executable, "-m", "llmtrain", "doctor", "--cluster", bed, "--quick", "--json"]
     outside = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
-    assert outside.returncode == 1 and "salloc --nodes=N llmtrain doctor" in outside.stderr
+    assert outside.returncode == 2, outside.stderr
+    assert "`salloc --partition=gpu --time=0-00:15:00 --nodes=4 --ntasks-per-node=1 " in outside.stderr
+    assert f"llmtrain doctor --cluster {bed} --quick --json" in outside.stderr
     slurm_bed.slurm("scontrol", "update", "nodename=node4", "state=down", "reason=test")
     monkeypatch.setenv("SLURM_JOB_ID", job)
     monkeypatch.setenv("SLURM_JOB_NODELIST", "node[1-4]")
