@@ -36,9 +36,10 @@ def register(app: typer.Typer) -> None:
 
 
 def _list(reference: RunName, runs: Runs = RUNS, as_json: Json = False) -> None:
-    """List all checkpoints, newest first, with faults that show without reading the shards.
+    """List all checkpoints, newest first.
 
-    "complete" means that all files are there and have their sizes; `verify` reads every byte.
+    Also faults that show without reading the shards. "complete" means that all files are there and have their
+    sizes; `verify` reads every byte.
     """
     from llmtrain.run.checkpoints import list_checkpoints, read_pointer, verify
 
@@ -80,7 +81,7 @@ def _show(
     manifest = read_manifest(checkpoint.path)
     if as_json:
         listed = {key: {"dtype": t.dtype, "shape": list(t.shape)} for key, t in manifest.tensors.items()}
-        shards = [{"file": s.file, "bytes": s.bytes, "sha256": s.sha256} for s in manifest.shards]
+        shards = [{"file": s.file, "bytes": s.bytes, "checksum": s.checksum} for s in manifest.shards]
         document = {
             **_summary(checkpoint),
             "extra": manifest.info.extra,
@@ -106,8 +107,10 @@ def _verify(
     runs: Runs = RUNS,
     as_json: Json = False,
 ) -> None:
-    """Read one checkpoint, or all of a run, and compare everything with the manifest. Exit code 1 when one is
-    damaged."""
+    """Read every byte of one checkpoint, or of all.
+
+    Everything is compared with the manifest. Exit code 1 when one is damaged.
+    """
     from llmtrain.run.checkpoints import list_checkpoints, resolve_step, verify
 
     run = _run(reference, runs)
@@ -150,9 +153,10 @@ def _prune(
     runs: Runs = RUNS,
     as_json: Json = False,
 ) -> None:
-    """Delete checkpoints older than the K newest whole ones; damaged ones do not count.
+    """Delete all but the K newest whole checkpoints.
 
-    Reads every byte of those that are kept, so that a whole one is never deleted for a damaged one.
+    Damaged ones do not count. Reads every byte of those that are kept, so that a whole one is never deleted
+    for a damaged one.
     """
     from llmtrain.run.checkpoints import kept_for_ever, list_checkpoints, outdated, prune
 

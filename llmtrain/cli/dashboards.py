@@ -21,7 +21,10 @@ def _dashboards(
     out: Annotated[Path, typer.Option(metavar="DIR", help="Folder to write to; files there are kept.")],
     force: Annotated[bool, typer.Option("--force", help="Replace files that are there.")] = False,
 ) -> None:
-    """Write alert rules and a scrape job for Prometheus, and a dashboard for Grafana."""
+    """Write files for Prometheus and Grafana.
+
+    Alert rules and a scrape job for the one, a dashboard for the other.
+    """
     from llmtrain.errors import UsageError
     from llmtrain.resources import shipped_folder
     from llmtrain.run.atomic import write_atomic

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from llmtrain.corpus.prepared import PreparedCorpus
     from llmtrain.corpus.progress import Progress
 
-_HELP = "Prepare a corpus, look at prepared ones, and audit what a run consumed."
+_HELP = "Prepare a corpus, look at one, audit what a run read."
 _Sources = Annotated[
     list[str],
     typer.Argument(
@@ -57,7 +57,9 @@ def _prepare(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Tokenise sources into a folder that `data.corpus` of a recipe can name.
+    """Tokenise sources into a folder that a recipe can name.
+
+    `data.corpus` of the recipe is that folder.
 
     Killed or out of space, it goes on where it was when started again.
     """
@@ -73,7 +75,7 @@ def _prepare(
         progress=reporter(),
     )
     problems = _empty_splits(corpus, validation)
-    _print(corpus, as_json, problems)
+    _print(corpus, problems, as_json=as_json)
     console.say_problems(problems, word="warning")
     tokens = corpus.train.tokens + corpus.validation.tokens
     console.say(f"{tokens:,} tokens in {time.monotonic() - begin:.1f} s")
@@ -127,7 +129,7 @@ def _show(
     corpus = open_prepared(folder)
     if verify:
         corpus.verify()
-    _print(corpus, as_json)
+    _print(corpus, as_json=as_json)
     if verify:
         console.say("all checksums match")
 
@@ -179,7 +181,7 @@ def _empty_splits(corpus: PreparedCorpus, fraction: float) -> list[Problem]:
     return found
 
 
-def _print(corpus: PreparedCorpus, as_json: bool, problems: Sequence[Problem] | None = None) -> None:
+def _print(corpus: PreparedCorpus, problems: Sequence[Problem] | None = None, *, as_json: bool) -> None:
     if as_json:
         told = {} if problems is None else {"problems": console.problem_documents(problems)}
         console.emit_json({"corpus": _document(corpus), **told})

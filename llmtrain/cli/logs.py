@@ -13,10 +13,26 @@ from llmtrain.cli.forward import forwarded
 from llmtrain.cli.options import RUNS, Follow, Json, RunName, Runs
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from llmtrain.observe.logs import LogFile
     from llmtrain.run.layout import RunDir
+
+
+FOLLOWED_LINES = 10
+"""Last lines of each file that --follow begins with."""
+
+_Lines = Annotated[
+    int | None,
+    typer.Option(
+        "--lines",
+        "-n",
+        metavar="N",
+        min=0,
+        help=f"Only the last N lines of each file; default: all, with --follow {FOLLOWED_LINES}.",
+        show_default=False,
+    ),
+]
 
 
 def register(app: typer.Typer) -> None:
@@ -34,17 +50,7 @@ def _logs(
         typer.Option(metavar="N", min=1, help="This attempt; default: the newest.", show_default=False),
     ] = None,
     follow: Follow = False,
-    lines: Annotated[
-        int | None,
-        typer.Option(
-            "--lines",
-            "-n",
-            metavar="N",
-            min=0,
-            help="Only the last N lines of each file; default: all, with --follow 10.",
-            show_default=False,
-        ),
-    ] = None,
+    lines: _Lines = None,
     no_prefix: Annotated[bool, typer.Option("--no-prefix", help="Lines as they were printed.")] = False,
     runs: Runs = RUNS,
     as_json: Json = False,
@@ -54,7 +60,7 @@ def _logs(
     Without --rank each line stands after the name of who wrote it.
     """
     from llmtrain.errors import UsageError
-    from llmtrain.observe.logs import follow_logs, log_files, run_over
+    from llmtrain.observe.logs import log_files
     from llmtrain.run.find import find_run
 
     if follow and as_json:
@@ -64,17 +70,22 @@ def _logs(
     if (code := forwarded(found, run)) is not None:
         raise typer.Exit(code)
     prefix = not no_prefix and rank is None
-    files = log_files(found, rank=rank, attempt=attempt)
-    if not follow:
-        if as_json:
-            _emit_document(found, files, lines)
-        else:
-            _emit_lines(found, files, lines, prefix=prefix)
-        return
     listing = partial(log_files, found, rank=rank, attempt=attempt)
-    lines = 10 if lines is None else lines
+    if as_json:
+        _emit_document(found, listing(), lines)
+    elif follow:
+        _follow(found, listing, FOLLOWED_LINES if lines is None else lines, prefix=prefix)
+    else:
+        _emit_lines(found, listing(), lines, prefix=prefix)
+
+
+def _follow(run: RunDir, listing: Callable[[], Sequence[LogFile]], lines: int, *, prefix: bool) -> None:
+    """Print lines as they come until the run is over. `listing` names the files: new attempts bring new
+    ones."""
+    from llmtrain.observe.logs import follow_logs, run_over
+
     try:
-        for line in follow_logs(listing, lines=lines, prefix=prefix, ended=run_over(found)):
+        for line in follow_logs(listing, lines=lines, prefix=prefix, ended=run_over(run)):
             console.emit(line)
             sys.stdout.flush()
     except KeyboardInterrupt:

@@ -47,7 +47,10 @@ def _metrics(
     runs: Runs = RUNS,
     outlive: Annotated[float | None, typer.Option(hidden=True)] = None,
 ) -> None:
-    """Export metrics of runs to Prometheus; without --listen and --text-file print them once."""
+    """Export metrics of runs to Prometheus.
+
+    Without --listen and --text-file they are printed once.
+    """
     from llmtrain.observe.exporter import Exporter, exposition, serve
     from llmtrain.run.find import find_run, list_runs
 

@@ -27,23 +27,29 @@ def register(app: typer.Typer) -> None:
 def _default(context: typer.Context, as_json: Json = False) -> None:
     """List, show and check cluster profiles (where to train). Without a command: list."""
     if context.invoked_subcommand is None:
-        catalogue.print_list("cluster_profiles", as_json)
+        catalogue.print_list("cluster_profiles", as_json=as_json)
 
 
 def _list(as_json: Json = False) -> None:
     """List the shipped cluster profiles."""
-    catalogue.print_list("cluster_profiles", as_json)
+    catalogue.print_list("cluster_profiles", as_json=as_json)
 
 
 def _show(name: _Name, as_json: Json = False) -> None:
-    """Show a profile as it stands; with --json, all its values with the defaults."""
-    catalogue.print_one("cluster_profiles", name, as_json)
+    """Show a profile as it stands.
+
+    With --json: all its values, defaults included.
+    """
+    catalogue.print_one("cluster_profiles", name, as_json=as_json)
 
 
 def _check(name: _Name, overrides: Overrides = None, as_json: Json = False) -> None:
-    """Check a cluster profile and report every problem. Keys of --set have no `cluster.` here."""
+    """Check a cluster profile and report every problem.
+
+    Keys of --set need no `cluster.` here.
+    """
     from llmtrain.config.reading.override import parse_overrides, without_prefix
 
     parsed, problems = parse_overrides(overrides or [])
     found = [*problems, *catalogue.read("cluster_profiles", name, without_prefix(parsed)).problems]
-    catalogue.print_check("cluster_profiles", name, found, as_json)
+    catalogue.print_check("cluster_profiles", name, found, as_json=as_json)

@@ -25,17 +25,20 @@ def register(app: typer.Typer) -> None:
 def _default(context: typer.Context, as_json: Json = False) -> None:
     """List, show and check recipes (what to train). Without a command: list."""
     if context.invoked_subcommand is None:
-        catalogue.print_list("recipes", as_json)
+        catalogue.print_list("recipes", as_json=as_json)
 
 
 def _list(as_json: Json = False) -> None:
     """List the shipped recipes."""
-    catalogue.print_list("recipes", as_json)
+    catalogue.print_list("recipes", as_json=as_json)
 
 
 def _show(name: _Name, as_json: Json = False) -> None:
-    """Show a recipe as it stands; with --json, all its values with the defaults."""
-    catalogue.print_one("recipes", name, as_json)
+    """Show a recipe as it stands.
+
+    With --json: all its values, defaults included.
+    """
+    catalogue.print_one("recipes", name, as_json=as_json)
 
 
 def _check(
@@ -48,7 +51,7 @@ def _check(
 ) -> None:
     """Check a recipe and report every problem.
 
-    Also corpus and tokenizer that this machine has not, unless the profile's runs are elsewhere.
+    Also a corpus or tokenizer that this machine does not have, unless the profile's runs are elsewhere.
     """
     from llmtrain.cli.inputs import HERE, missing_inputs, missing_of
     from llmtrain.config.job import check
@@ -61,8 +64,8 @@ def _check(
         profile = read_profile(cluster, split_overrides(parsed)[1]).value
         if profile is not None and profile.backend.kind in HERE:
             found += missing_inputs(name, overrides or [])
-        catalogue.print_check("recipes", name, found, as_json)
+        catalogue.print_check("recipes", name, found, as_json=as_json)
         return
     loaded = catalogue.read("recipes", name, parsed)
     found = [*problems, *loaded.problems, *missing_of(loaded)]
-    catalogue.print_check("recipes", name, found, as_json)
+    catalogue.print_check("recipes", name, found, as_json=as_json)

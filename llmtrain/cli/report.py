@@ -26,7 +26,10 @@ def _report(
     runs: Runs = RUNS,
     as_json: Json = False,
 ) -> None:
-    """Write a run as one HTML page with plots that needs no network."""
+    """Write a run as one HTML page with plots.
+
+    The page needs no network, and no other file.
+    """
     from llmtrain.errors import UsageError
     from llmtrain.observe.html.report import report_page
     from llmtrain.observe.run_reader import read_view

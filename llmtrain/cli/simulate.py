@@ -38,10 +38,10 @@ def _simulate(
     overrides: Overrides = None,
     as_json: Json = False,
 ) -> None:
-    """Play weeks of a run with failures, in seconds; nothing is started.
+    """Play weeks of a run with failures, in seconds.
 
-    The detectors, the policy, the ladder and the checkpoint interval are those of real runs; durations and
-    failure rates are assumed, and said.
+    Nothing is started. The detectors, the policy, the ladder and the checkpoint interval are those of real
+    runs; durations and failure rates are assumed, and said.
     """
     from llmtrain.supervise.simulation.simulate import simulate
 

@@ -21,15 +21,18 @@ def register(app: typer.Typer) -> None:
     app.command("status")(_status)
 
 
+_OptionalRun = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="[RUN]",
+        help="Run id, its beginning, or the path of a run directory. Without it: list all runs.",
+        show_default=False,
+    ),
+]
+
+
 def _status(
-    run: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="[RUN]",
-            help="Run id, its beginning, or the path of a run directory. Without it: list all runs.",
-            show_default=False,
-        ),
-    ] = None,
+    run: _OptionalRun = None,
     watch: Annotated[bool, typer.Option("--watch", "-w", help="Keep showing it until the run ends.")] = False,
     interval: Annotated[
         float, typer.Option(metavar="SECONDS", min=0.1, help="Time between two looks of --watch.")
@@ -46,7 +49,7 @@ def _status(
     if run is None:
         if watch:
             raise UsageError("--watch needs a run", where="RUN", hint="llmtrain status RUN --watch")
-        _list(runs, as_json)
+        _list(runs, as_json=as_json)
         return
     from llmtrain.run.find import find_run
 
@@ -54,28 +57,38 @@ def _status(
     if (code := forwarded(found, run)) is not None:
         raise typer.Exit(code)
     if as_json:
-        from llmtrain.observe.document import status_document
-        from llmtrain.observe.run_reader import read_view
+        _emit_document(found)
+    elif watch:
+        _watch(found, interval)
+    else:
+        _print(found)
 
-        console.emit_json({**status_document(read_view(found)), **_job(found)})
-        return
-    from llmtrain.observe.terminal_views.screen import make_console
 
-    terminal = make_console()
-    if watch:
-        from llmtrain.observe.terminal_views.watch import watch as watch_run
-
-        try:
-            watch_run(found, terminal, interval=interval)
-        except KeyboardInterrupt:
-            raise typer.Exit(0) from None
-        return
+def _emit_document(run: RunDir) -> None:
+    from llmtrain.observe.document import status_document
     from llmtrain.observe.run_reader import read_view
-    from llmtrain.observe.terminal_views.screen import print_view, screen_of
+
+    console.emit_json({**status_document(read_view(run)), **_job(run)})
+
+
+def _watch(run: RunDir, interval: float) -> None:
+    from llmtrain.observe.terminal_views.screen import make_console
+    from llmtrain.observe.terminal_views.watch import watch
+
+    try:
+        watch(run, make_console(), interval=interval)
+    except KeyboardInterrupt:
+        raise typer.Exit(0) from None
+
+
+def _print(run: RunDir) -> None:
+    from llmtrain.observe.run_reader import read_view
+    from llmtrain.observe.terminal_views.screen import make_console, print_view, screen_of
     from llmtrain.observe.terminal_views.status import status_screen
 
-    print_view(terminal, status_screen(read_view(found), screen_of(terminal)))
-    _say_job(found)
+    terminal = make_console()
+    print_view(terminal, status_screen(read_view(run), screen_of(terminal)))
+    _say_job(run)
 
 
 def _job(run: RunDir) -> dict[str, Any]:
@@ -106,7 +119,7 @@ def _say_job(run: RunDir) -> None:
         console.say(job_text(*found))
 
 
-def _list(runs: Path, as_json: bool) -> None:
+def _list(runs: Path, *, as_json: bool) -> None:
     from llmtrain.run.find import list_runs
 
     found = list_runs(runs)

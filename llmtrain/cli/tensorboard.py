@@ -27,7 +27,10 @@ def _tensorboard(
     follow: Follow = False,
     runs: Runs = RUNS,
 ) -> None:
-    """Write a run's curves for TensorBoard: one run over all attempts, replayed steps once."""
+    """Write a run's curves for TensorBoard.
+
+    All attempts are one run there; steps that were done again are told once.
+    """
     from llmtrain.errors import UsageError
     from llmtrain.observe.run_reader import RunReader
     from llmtrain.observe.trackers.tensorboard import file_head, records

@@ -32,7 +32,10 @@ def _wandb(
     runs: Runs = RUNS,
     as_json: Json = False,
 ) -> None:
-    """Tell Weights & Biases a run's curves: one run over all attempts, steps done again once."""
+    """Tell Weights & Biases a run's curves.
+
+    All attempts are one run there; steps that were done again are told once.
+    """
     from llmtrain.errors import UsageError
     from llmtrain.run.find import find_run
 

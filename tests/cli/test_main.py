@@ -6,6 +6,7 @@ import io
 import json
 import os
 import pty
+import re
 import signal
 import subprocess
 import sys
@@ -57,6 +58,7 @@ def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
     shown = capsys.readouterr().out
     for command in main.COMMANDS:
         assert f"\n  {command} " in shown
+    assert "..." not in shown.replace("[ARGS]...", ""), "a summary is cut: its first sentence is too long"
 
 
 @pytest.mark.parametrize("command", main.COMMANDS)
@@ -64,6 +66,7 @@ def test_every_command_has_help(command: str, capsys: pytest.CaptureFixture[str]
     assert main.run([command, "--help"]) == 0
     captured = capsys.readouterr()
     assert captured.out.startswith(f"Usage: llmtrain {command}")
+    assert not re.search(r"\w\.\.\.$", captured.out, re.MULTILINE), "a summary is cut"
     assert captured.err == ""
 
 

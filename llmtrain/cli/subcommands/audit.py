@@ -29,10 +29,11 @@ def audit_run(
     ] = str(COMPARED),
     as_json: Json = False,
 ) -> None:
-    """Prove from the events of all attempts that every sample was consumed exactly once, or say where not.
+    """Prove that every sample was consumed exactly once.
 
-    Steps tell a digest of what was read; some are read again from the corpora and compared. Exit code 1 when
-    it is not proven, also where nothing could be compared; --compare 0 asks for the order alone.
+    Reads the events of all attempts, and says where it was not so. Steps tell a digest of what was read; some
+    are read again from the corpora and compared. Exit code 1 when it is not proven, also where nothing could
+    be compared; --compare 0 asks for the order alone.
     """
     from dataclasses import asdict
 

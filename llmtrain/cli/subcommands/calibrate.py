@@ -41,7 +41,10 @@ def calibrate(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Fit a profile's constants to this machine and to measured steps, and store them in it."""
+    """Fit a profile's constants to what is measured.
+
+    On this machine, and in finished runs; they are stored in the profile.
+    """
     import datetime
 
     from llmtrain.config.load import load_profile

@@ -24,7 +24,7 @@ def entries(kind: Kind) -> list[dict[str, str]]:
     return found
 
 
-def print_list(kind: Kind, as_json: bool) -> None:
+def print_list(kind: Kind, *, as_json: bool) -> None:
     """All shipped files of a kind."""
     found = entries(kind)
     if as_json:
@@ -33,7 +33,7 @@ def print_list(kind: Kind, as_json: bool) -> None:
     console.emit(console.columns(("NAME", "DESCRIPTION"), [(e["name"], e["description"]) for e in found]))
 
 
-def print_one(kind: Kind, reference: str, as_json: bool) -> None:
+def print_one(kind: Kind, reference: str, *, as_json: bool) -> None:
     """A file as it stands, or as the values it holds; raises ConfigError."""
     from llmtrain.config.codec import to_json
     from llmtrain.config.load import usable
@@ -48,7 +48,7 @@ def print_one(kind: Kind, reference: str, as_json: bool) -> None:
         console.emit(text_of(kind, path).rstrip("\n"))
 
 
-def print_check(kind: Kind, reference: str, problems: list[Problem], as_json: bool) -> None:
+def print_check(kind: Kind, reference: str, problems: list[Problem], *, as_json: bool) -> None:
     """The outcome of a check; raises ConfigError when there are problems, so that the exit code is 2."""
     from llmtrain.errors import ConfigError
 

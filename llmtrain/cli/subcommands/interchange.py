@@ -47,9 +47,10 @@ def export(
     runs: Runs = RUNS,
     as_json: Json = False,
 ) -> None:
-    """Write a checkpoint's weights as a folder that `transformers` loads.
+    """Write a checkpoint as a Hugging Face folder.
 
-    config.json, safetensors and the tokenizer's files; the checkpoint is verified first.
+    `transformers` loads it: config.json, safetensors and the tokenizer's files; the checkpoint is verified
+    first.
     """
     from llmtrain.run.find import find_run
     from llmtrain.run.interchange.export import export_huggingface
@@ -93,9 +94,10 @@ def import_(
     run_dir: RunFolder = None,
     as_json: Json = False,
 ) -> None:
-    """Make a run that starts from a Hugging Face folder's weights; `llmtrain resume` starts it.
+    """Make a run that starts from a Hugging Face folder.
 
-    The recipe's model must be the folder's: `model: {from: FOLDER}` says so. Pickle files are never loaded.
+    `llmtrain resume` starts it. The recipe's model must be the folder's: `model: {from: FOLDER}` says so.
+    Pickle files are never loaded.
     """
     from llmtrain import __version__
     from llmtrain.config.job import resolve
