@@ -1,91 +1,148 @@
-"""Random faults, from a seed: what happens to a run, in which order, and when."""
+"""Random faults, from a seed: on which backend, what happens to a run, when, to whom. Pure.
+
+A seed is all that a case depends on: `LLMTRAIN_CHAOS_SEED=17` plays that one again.
+"""
 
 from __future__ import annotations
 
 import os
 import random
-import signal
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 
-import psutil
-
-from llmtrain.run.checkpoints import list_checkpoints
-from llmtrain.run.layout import RunDir
-from llmtrain.run.lease import read_holder
-from tests.support import stand_in_runs as runs
-
 STEPS = 30
-KINDS = ("rank", "agent", "launcher", "supervisor", "preempt", "error", "disk", "corrupt")
-"""rank, agent, launcher, supervisor: killed; preempt: the supervisor is asked to leave; error: a rank's code
-raises; disk: saves find no room for a while; corrupt: the newest checkpoint is damaged, and a rank dies."""
+SAMPLE = 20
+"""Seeds that CI plays: each with two faults and the cheapest layout; later ones vary more."""
+SHARES = ("local", "ssh", "local", "ssh", "local", "slurm", "local", "ssh", "local", "slurm")
+"""Backends of ten seeds in a row."""
+FILES = {
+    "local": "tests/e2e/test_chaos.py",
+    "ssh": "tests/ssh/test_ssh_chaos.py",
+    "slurm": "tests/slurm/test_slurm_chaos.py",
+}
+
+PROCESSES = ("rank", "agent", "launcher", "frozen_rank", "supervisor", "preempt", "corrupt")
+"""Faults that every backend knows. rank, agent, launcher, supervisor: killed; frozen_rank: SIGSTOP;
+preempt: the supervisor is asked to leave; corrupt: the newest checkpoint is damaged, and a rank dies."""
+KINDS = {
+    "local": ("error", "disk", *PROCESSES),
+    "ssh": ("power", "linkdown", "full", "crash", "flap", "freeze", *PROCESSES),
+    "slurm": (
+        *("down", "requeue", "kill_steps", "batch_host", "crash", "cancel", "kill_job", "warning"),
+        *("controller", "power", "full", *PROCESSES),
+    ),
+}
+"""error: a rank's code raises; disk: saves find no room; full: the shared storage has none for a while.
+
+Nodes. power: dead without a word; linkdown: cut off; crash: all its processes die; freeze: all are stopped;
+flap: cut off for a moment; down: the scheduler takes it away; batch_host: the supervisor's own node crashes.
+
+Jobs. requeue, cancel, warning: the scheduler preempts, an administrator cancels, time runs out; kill_steps,
+kill_job: `scancel --signal=KILL` without and with the batch script; controller: slurmctld is away."""
 BY_RECIPE = {"error": "error", "disk": "full_disk"}
 """Faults that the recipe injects itself."""
+LOSES_A_NODE = ("power", "linkdown", "crash", "freeze", "down", "batch_host", "agent")
+NEEDS_ALL_NODES = ("batch_host", "requeue", "cancel", "kill_job", "warning", "preempt")
+"""Whoever starts the job again needs as many nodes as it had."""
+LOSABLE = 2
+"""Of a run's three nodes."""
 
 
 @dataclass(frozen=True)
 class Fault:
-    """One fault, once a step is done."""
+    """One fault."""
 
     kind: str
     step: int
-    rank: int
+    """It strikes once this step is done."""
+    place: int
+    """Picks the rank or the node, modulo how many there are."""
+    seconds: float
+    """How long a fault lasts that passes by itself."""
+    after: float | None = None
+    """It strikes so many seconds after the one before, whatever the run does then."""
+    mends: bool = False
+    """Whether nodes that were broken before are whole again before it strikes."""
+
+    def __str__(self) -> str:
+        when = f"after step {self.step}" if self.after is None else f"{self.after:.1f} s later"
+        mended = "nodes whole again, " if self.mends else ""
+        return f"{mended}{self.kind} ({self.place}) {when}"
 
 
-def draw(seed: int, ranks: int, count: int = 2) -> tuple[Fault, ...]:
-    """Faults in the order of their steps; at least eight steps lie between two, so that each meets a run that
-    trains. Over the seeds, every kind comes first as often as the others."""
+@dataclass(frozen=True)
+class Case:
+    """What one seed stands for."""
+
+    seed: int
+    backend: str
+    shape: int
+    """Which of the backend's layouts."""
+    faults: tuple[Fault, ...]
+    overrides: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        told = ", ".join([*map(str, self.faults), *self.overrides])
+        again = f"LLMTRAIN_CHAOS_SEED={self.seed} pytest -s {FILES[self.backend]}"
+        return f"chaos seed {self.seed} on {self.backend}, shape {self.shape}: {told}; again: {again}"
+
+
+def seeds_of(backend: str) -> list[int]:
+    """Seeds of a backend that are to be played."""
+    if one := os.environ.get("LLMTRAIN_CHAOS_SEED"):
+        seeds: Sequence[int] = [int(one)]
+    else:
+        seeds = range(int(os.environ.get("LLMTRAIN_CHAOS_SEEDS", SAMPLE)))
+    return [seed for seed in seeds if SHARES[seed % len(SHARES)] == backend]
+
+
+def draw(seed: int) -> Case:
+    """The case of a seed. Over the seeds of a backend, every kind comes first as often as the others."""
     chance = random.Random(seed)
-    kinds = [KINDS[seed % len(KINDS)], *(chance.choice(KINDS) for _ in range(count - 1))]
+    rounds, place = divmod(seed, len(SHARES))
+    backend = SHARES[place]
+    kinds = KINDS[backend]
+    turn = rounds * SHARES.count(backend) + SHARES[:place].count(backend)
+    varied = seed >= SAMPLE
+    count = chance.choice((2, 2, 3)) if varied else 2
+    first, spent = kinds[turn % len(kinds)], 0
+    faults: list[Fault] = []
+    for index in range(count):
+        spent += bool(faults) and faults[-1].kind in LOSES_A_NODE
+        allowed = [kind for kind in kinds if kind not in LOSES_A_NODE or spent < LOSABLE]
+        kind = chance.choice(allowed) if index else first
+        faults.append(_fault(chance, kind, index, count))
+    overrides = tuple(text for text in VARIATIONS if varied and chance.random() < 0.25)
+    return Case(seed, backend, chance.randrange(2) if varied else 0, tuple(faults), overrides)
+
+
+VARIATIONS = ("faults.standby_after=1s", "checkpoint.memory.every_steps=2", "checkpoint.every_steps=7")
+
+
+def _fault(chance: random.Random, kind: str, index: int, count: int) -> Fault:
+    """At least six steps lie between two faults, so that each meets a run that trains; but for a quarter of
+    them, which meet one that is just recovering."""
     room = (STEPS - 4) // count
-    return tuple(
-        Fault(kind, chance.randint(2 + room * index, room * (index + 1) - 6), chance.randrange(ranks))
-        for index, kind in enumerate(kinds)
+    step = chance.randint(2 + room * index, room * (index + 1) - 4)
+    is_early = index > 0 and kind not in BY_RECIPE and chance.random() < 0.25
+    return Fault(
+        kind=kind,
+        step=step,
+        place=chance.randrange(6),
+        seconds=round(chance.uniform(1.0, 5.0), 1),
+        after=round(chance.uniform(0.0, 8.0), 1) if is_early else None,
+        mends=index > 0 and (chance.random() < 0.5 or kind in NEEDS_ALL_NODES),
     )
 
 
-def injected(faults: Sequence[Fault]) -> str:
+def injected(faults: Sequence[Fault], ranks: int) -> str:
     """The recipe's override for the faults that it injects itself, and for steps that are slow enough to be
     struck."""
-    entries = ["{kind: slow, step: 1, steps: 1000, seconds: 50ms}"]
+    entries = ["{kind: slow, step: 1, steps: 1000, seconds: 100ms}"]
     entries += [
-        f"{{kind: {BY_RECIPE[fault.kind]}, step: {fault.step}, rank: {fault.rank}, "
+        f"{{kind: {BY_RECIPE[fault.kind]}, step: {fault.step}, rank: {fault.place % ranks}, "
         f"steps: {4 if fault.kind == 'disk' else 1}}}"
         for fault in faults
         if fault.kind in BY_RECIPE
     ]
     return f"faults.inject=[{', '.join(entries)}]"
-
-
-def strike(run: RunDir, fault: Fault) -> bool:
-    """Make a fault of a running run happen; whether its supervisor leaves by it."""
-    with suppress(ProcessLookupError, psutil.Error, IndexError, AssertionError):
-        match fault.kind:
-            case "rank":
-                os.kill(runs.rank_pid(run, fault.rank), signal.SIGKILL)
-            case "agent":
-                os.kill(runs.agent_pid(run), signal.SIGKILL)
-            case "launcher":
-                psutil.Process(runs.agent_pid(run)).children()[0].kill()
-            case "corrupt":
-                damage_newest(run)
-                os.kill(runs.rank_pid(run, fault.rank), signal.SIGKILL)
-            case "supervisor" | "preempt":
-                holder = read_holder(run)
-                if holder is not None and holder.is_alive:
-                    number = signal.SIGKILL if fault.kind == "supervisor" else signal.SIGTERM
-                    os.kill(holder.process.pid, number)
-                    return True
-    return False
-
-
-def damage_newest(run: RunDir) -> None:
-    """Flip bits of the newest checkpoint, if there is an older one to go on from."""
-    found = list_checkpoints(run.checkpoints)
-    if len(found) < 2:
-        return
-    shard = next(iter(sorted(found[0].path.glob("*.safetensors"))))
-    data = bytearray(shard.read_bytes())
-    data[-1] ^= 0xFF
-    shard.write_bytes(data)

@@ -111,25 +111,30 @@ class SlurmBed(SshBed):
 
 @pytest.fixture(scope="session")
 def _slurm_bed() -> Iterator[SlurmBed]:
+    with ExitStack() as stack:
+        yield start_slurm_bed(stack)
+
+
+def start_slurm_bed(stack: ExitStack) -> SlurmBed:
+    """A bed of four nodes, until the stack is closed; skips or fails the test when there can be none."""
     if os.geteuid():
         unavailable("a SLURM bed needs root, for namespaces and daemons")
-    with ExitStack() as stack:
-        slot, lock = _free_slot()
-        stack.callback(lock.close)
-        work = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="llmtrain-bed-")))
-        work.chmod(0o755)
-        bed = SlurmBed(
-            work=work,
-            names=tuple(f"node{index}" for index in range(1, 5)),
-            variables={"BED_NAME": f"lt{slot}", "BED_NET": f"10.77.{100 + slot}"},
-            net=f"10.77.{100 + slot}",
-        )
-        try:
-            stack.callback(bed.down)
-            bed.up()
-        except BedError as error:
-            unavailable(str(error))
-        yield bed
+    slot, lock = _free_slot()
+    stack.callback(lock.close)
+    work = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="llmtrain-bed-")))
+    work.chmod(0o755)
+    bed = SlurmBed(
+        work=work,
+        names=tuple(f"node{index}" for index in range(1, 5)),
+        variables={"BED_NAME": f"lt{slot}", "BED_NET": f"10.77.{100 + slot}"},
+        net=f"10.77.{100 + slot}",
+    )
+    try:
+        stack.callback(bed.down)
+        bed.up()
+    except BedError as error:
+        unavailable(str(error))
+    return bed
 
 
 @pytest.fixture
