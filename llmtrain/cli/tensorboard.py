@@ -46,7 +46,7 @@ def _tensorboard(
             while True:
                 file.writelines(records(reader.poll()))
                 file.flush()
-                if not follow or reader.view().status in ("finished", "stopped", "failed", "interrupted"):
+                if not follow or reader.view().status.is_over:
                     break
                 time.sleep(POLL_SECONDS)
     except OSError as error:

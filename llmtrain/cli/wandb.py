@@ -72,7 +72,7 @@ def _tell(run: RunDir, *, project: str, out: Path, online: bool, follow: bool) -
                 client.log(row.values, step=row.step)
                 count, last = count + (row.step > last), row.step
             _remember(mark, last)
-            if not follow or reader.view().status in ("finished", "stopped", "failed", "interrupted"):
+            if not follow or reader.view().status.is_over:
                 return count
             time.sleep(POLL_SECONDS)
     finally:

@@ -9,6 +9,26 @@ from enum import StrEnum
 from typing import Any
 
 
+class RunStatus(StrEnum):
+    """What a run is doing, in the word that every view, `status --json` and the metrics show."""
+
+    CREATED = "created"
+    PREPARING = "preparing"
+    STARTING = "starting"
+    RUNNING = "running"
+    RESTARTING = "restarting"
+    FINISHED = "finished"
+    STOPPED = "stopped"
+    FAILED = "failed"
+    INTERRUPTED = "interrupted"
+    """By its events it goes on, but nobody is in charge of it."""
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing more comes of the run by itself."""
+        return self in (RunStatus.FINISHED, RunStatus.STOPPED, RunStatus.FAILED, RunStatus.INTERRUPTED)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepPoint:
     """One optimizer step, as rank 0 reported it."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from llmtrain.errors import ExitStatus
 from llmtrain.events.curve import Curve
 from llmtrain.events.records import (
     AttemptState,
@@ -17,9 +18,16 @@ from llmtrain.events.records import (
     RankState,
     RankStatus,
     Reactions,
+    RunStatus,
     SaveInterval,
     StepPoint,
 )
+
+ENDED_AS: dict[int, RunStatus] = {
+    ExitStatus.DONE: RunStatus.FINISHED,
+    ExitStatus.RESUMABLE: RunStatus.STOPPED,
+}
+"""What exit codes make of a run; every other one is a failure."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,18 +88,18 @@ class RunState:
         return max(0, self.attempt - 1)
 
     @property
-    def status(self) -> str:
-        """preparing | starting | running | restarting | finished | stopped | failed."""
+    def status(self) -> RunStatus:
+        """What the run is doing as far as its events tell: never `created` or `interrupted`."""
         if self.ended:
-            return {0: "finished", 75: "stopped"}.get(self.ended.exit_status, "failed")
+            return ENDED_AS.get(self.ended.exit_status, RunStatus.FAILED)
         current = self.current
         if current is None:
-            return "preparing"
+            return RunStatus.PREPARING
         if current.outcome:
-            return "restarting"
+            return RunStatus.RESTARTING
         if current.first_step is not None:
-            return "running"
-        return "starting" if current.reason in ("", "first", "resume") else "restarting"
+            return RunStatus.RUNNING
+        return RunStatus.STARTING if current.reason in ("", "first", "resume") else RunStatus.RESTARTING
 
     @property
     def tokens_per_second(self) -> float | None:

@@ -103,7 +103,7 @@ def run_over(run: RunDir) -> Callable[[], bool]:
 
     def over() -> bool:
         reader.advance()
-        return reader.view().status in ("finished", "stopped", "failed", "interrupted")
+        return reader.view().status.is_over
 
     return over
 

@@ -13,23 +13,12 @@ from itertools import pairwise
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
-from llmtrain.events.records import AttemptState
+from llmtrain.events.records import AttemptState, RunStatus
 from llmtrain.observe.goodput import costs, goodput, lost_steps_of
 from llmtrain.observe.members import node_counts, node_of, rank_scores
 from llmtrain.observe.run_reader import RunView
 from llmtrain.observe.terminal_views.tables import known_ranks, rank_word
 
-STATES = (
-    "created",
-    "preparing",
-    "starting",
-    "running",
-    "restarting",
-    "finished",
-    "stopped",
-    "failed",
-    "interrupted",
-)
 MOST_RANKS = 1024
 """Worlds up to this size get metrics for every rank; bigger ones for every node only."""
 
@@ -72,7 +61,7 @@ def families(views: Iterable[RunView]) -> Iterator[Metric]:
 def _run(into: Families, view: RunView) -> None:
     run, state = view.run.run_id, view.state
     into.gauge("run_info", "What the run is", 1, run=run, recipe=view.job.recipe, cluster=view.job.cluster)
-    for word in STATES:
+    for word in RunStatus:
         into.gauge(
             "run_state", "1 for the state that the run is in", view.status == word, run=run, state=word
         )

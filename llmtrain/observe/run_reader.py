@@ -12,6 +12,7 @@ from typing import Any
 from llmtrain.errors import RunError
 from llmtrain.events.event import Event
 from llmtrain.events.reader import EventTail, FolderTail, merge, sample_events, size_of
+from llmtrain.events.records import RunStatus
 from llmtrain.events.run_state import RunState
 from llmtrain.events.state import fold
 from llmtrain.observe.job_facts import JobFacts, read_job_facts
@@ -51,15 +52,15 @@ class RunView:
         return self.holder is not None and self.holder.is_alive
 
     @property
-    def status(self) -> str:
-        """The state's word, or `interrupted` when the run goes on according to its events but nobody is in
-        charge, or `created` before anybody was."""
-        word = self.state.status
-        if word in ("finished", "stopped", "failed") or self.is_supervised:
-            return word
+    def status(self) -> RunStatus:
+        """The state's, or `interrupted` when the run goes on according to its events but nobody is in charge,
+        or `created` before anybody was."""
+        told = self.state.status
+        if told.is_over or self.is_supervised:
+            return told
         if self.holder is None and not self.state.attempts:
-            return "created"
-        return "interrupted"
+            return RunStatus.CREATED
+        return RunStatus.INTERRUPTED
 
     @property
     def nodes_at_first(self) -> int:

@@ -3,7 +3,7 @@
 import math
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from llmtrain.observe.terminal_views.chart import line_chart, resample, sparkline
@@ -12,6 +12,7 @@ numbers = st.lists(st.floats(-1e300, 1e300) | st.sampled_from([math.nan, math.in
 
 
 @given(values=numbers, width=st.integers(1, 120), height=st.integers(1, 10), unicode=st.booleans())
+@example(values=[2.263386074958446e18] * 3, width=1, height=2, unicode=False)  # their mean is larger
 def test_charts_keep_to_their_space(values, width, height, unicode) -> None:
     lines = line_chart(values, width, height, unicode=unicode)
     assert len(lines) in (0, height)

@@ -39,7 +39,9 @@ def line_chart(values: Sequence[float], width: int, height: int, *, unicode: boo
     columns = stretch(values, max(1, width - gutter) * across)
     rows = [[0] * -(-len(columns) // across) for _ in range(height)]
     span, bottom = (high - low) or 1.0, height * down - 1
-    dots = [None if value is None else round((high - value) / span * bottom) for value in columns]
+    # A mean of equal values may lie a rounding error outside of them, which is much beside a span of 1.
+    shares = [None if value is None else min(1.0, max(0.0, (high - value) / span)) for value in columns]
+    dots = [None if share is None else round(share * bottom) for share in shares]
     for column, dot in enumerate(dots):
         for filled in _joined(dots[column - 1] if column else None, dot):
             mark = DOTS[filled % down][column % across] if unicode else 1

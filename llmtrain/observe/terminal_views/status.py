@@ -10,7 +10,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from llmtrain.events.records import NodeStatus, RankStatus, SaveInterval
+from llmtrain.events.records import NodeStatus, RankStatus, RunStatus, SaveInterval
 from llmtrain.events.saving import interval_text, source_text
 from llmtrain.observe.goodput_text import goodput_text
 from llmtrain.observe.members import node_counts, node_states
@@ -95,7 +95,7 @@ def _sections(view: RunView, screen: Screen) -> Iterator[Section]:
     for fact in _facts(view, screen):
         yield fact
         room -= fact.lines
-    if view.state.ended or view.status == "interrupted":
+    if view.state.ended or view.status is RunStatus.INTERRUPTED:
         # It says what to type: wrapped, not cut.
         end = _with_label("end", _wrapped(_ending(view), screen), STYLES.get(view.status, ""))
         yield end
@@ -215,7 +215,7 @@ def _progress(view: RunView, screen: Screen) -> str:
     full = round(share * width)
     bar = f"[{'=' * full}{' ' * (width - full)}]"
     text = f"{state.step} of {state.total_steps}   {bar} {percent_text(share)}"
-    if state.eta_seconds is not None and view.status == "running":
+    if state.eta_seconds is not None and view.status is RunStatus.RUNNING:
         text += f"   eta {duration_text(state.eta_seconds)}"
     return text
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from rich.table import Table
 from rich.text import Text
 
-from llmtrain.events.records import AttemptState, RankState
+from llmtrain.events.records import AttemptState, RankState, RankStatus
 from llmtrain.observe.goodput import costs
 from llmtrain.observe.run_reader import RunView
 from llmtrain.observe.wording import STYLES, UNKNOWN, age_text, bytes_text, duration_text
@@ -59,7 +59,7 @@ def ranks_table(view: RunView, ranks: list[RankState], *, wide: bool) -> Table:
         row: list[str | Text] = [
             str(rank.rank),
             Text(word, style=STYLES.get(word, "")),
-            UNKNOWN if word == "finished" else rank.phase,
+            UNKNOWN if word == RankStatus.FINISHED else rank.phase,
             str(rank.step or UNKNOWN),
             age_text(view.now - rank.last_seen) if rank.last_seen else UNKNOWN,
             duration_text(rank.step_seconds),
@@ -74,7 +74,7 @@ def ranks_table(view: RunView, ranks: list[RankState], *, wide: bool) -> Table:
 def rank_word(view: RunView, rank: RankState) -> str:
     """One word for a rank: alive, waiting (not heard of yet), ended with its attempt, or how it ended itself;
     unknown while nobody supervises the run."""
-    if rank.status not in ("starting", "running"):
+    if rank.status not in (RankStatus.STARTING, RankStatus.RUNNING):
         return str(rank.status)
     current = view.state.current
     if view.state.ended or current is None or current.outcome:
