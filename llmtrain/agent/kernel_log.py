@@ -1,10 +1,15 @@
-"""The kernel's word on GPUs and memory: its log, where it may be read, and counts of control groups."""
+"""The kernel's word on GPUs and memory: its log, where it may be read, and counts of control groups.
+
+A process that is killed for memory leaves no word of its own. The log tells people most; the counts can be
+read by everybody, and are those of just the groups that the ranks are in.
+"""
 
 from __future__ import annotations
 
 import os
 import re
 import time
+from contextlib import suppress
 from pathlib import Path
 
 from llmtrain.agent.room import cgroups_of
@@ -25,7 +30,14 @@ class KernelWord:
 
     def __init__(self) -> None:
         self._since = time.clock_gettime(time.CLOCK_MONOTONIC) * 1e6
-        self._kills = _oom_kills()
+        self._kills_before: dict[Path, int] = {}
+        self.watch("self")
+
+    def watch(self, pid: int | str) -> None:
+        """Look at the control groups of one more process, which need not be this one's."""
+        for folder in cgroups_of(pid):
+            if folder not in self._kills_before:
+                self._kills_before[folder] = _oom_kills(folder)
 
     def lines(self) -> tuple[str, ...]:
         """The last lines worth telling; none where the log may not be read."""
@@ -33,21 +45,19 @@ class KernelWord:
         return tuple(found[-LINES:])
 
     def oom_kills(self) -> int:
-        """Processes of this control group, or of one above it, that were killed for memory."""
-        return max(0, _oom_kills() - self._kills)
+        """Processes that were killed for memory in one of the groups, or in one above it."""
+        before = self._kills_before
+        return max((_oom_kills(folder) - known for folder, known in before.items()), default=0)
 
 
-def _oom_kills() -> int:
-    most = 0
-    for folder in cgroups_of():
-        for name in ("memory.events", "memory.oom_control"):
-            try:
-                text = (folder / name).read_text(encoding="ascii")
-            except OSError:
-                continue
+def _oom_kills(folder: Path) -> int:
+    """Since the group was made. Version 2 counts those of groups below it too."""
+    for name in ("memory.events", "memory.oom_control"):
+        with suppress(OSError, ValueError):
+            text = (folder / name).read_text(encoding="ascii")
             counts = dict(line.split() for line in text.splitlines() if len(line.split()) == 2)
-            most = max(most, int(counts.get("oom_kill", 0)))
-    return most
+            return int(counts.get("oom_kill", 0))
+    return 0
 
 
 def _records() -> list[tuple[float, str]]:

@@ -66,6 +66,7 @@ class ScriptWatch:
             new = list(self.ranks.discover(self.script.pid))
             self.pulse.add(new)
             for process in new:
+                self._kernel.watch(process.pid)
                 self._send(messages.RankSpawned(rank=process.rank, pid=process.pid))
         ended = list(self.ranks.ended())
         self._relay_events()
@@ -122,6 +123,8 @@ class ScriptWatch:
         self._explain(now + EXIT_CODE_SECONDS)
         self._report_unseen()
         self._relay_events()
+        if exit_code < 0:
+            self.tell_what_is_seen()  # Nobody has the time to ask before this agent leaves.
         lines = () if exit_code == 0 else last_lines(self.log, REPORTED_LINES)
         self._send(messages.ScriptEnded(exit_code=exit_code, lines=lines))
         self.is_over = True

@@ -129,10 +129,12 @@ def cause_of(
     oom_kills: int,
     *,
     on_gpu: bool,
+    launcher_exit: int | None = None,
 ) -> Cause:
     """The class of the first failure. `end` and `lines` are the failing rank's; `kernel` and `oom_kills` its
-    node's word since the ranks were started."""
-    signalled = end.exit_code if end is not None and (end.exit_code or 0) < 0 else None
+    node's word since the ranks were started; `launcher_exit`: how a torchrun that failed itself has ended."""
+    code = end.exit_code if end is not None else launcher_exit
+    signalled = code if (code or 0) < 0 else None
     if found := _from_kernel(signalled, end, kernel, oom_kills):
         return found
     own = BY_ERROR_CLASS.get(finding.error_class)
@@ -142,7 +144,7 @@ def cause_of(
         return Cause(kind=own, evidence=finding.message)
     if finding.kind in BY_KIND and finding.kind != "launcher_failed":
         return Cause(kind=BY_KIND[finding.kind], evidence=finding.message)
-    if signalled is not None:
+    if signalled is not None and end is not None:
         return _from_signal(signalled, lines)
     if found := cause_in_lines([*lines, finding.message]):
         return Cause(kind="host_memory", evidence=found.evidence) if _is_host(found, on_gpu) else found

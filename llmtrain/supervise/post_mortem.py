@@ -93,7 +93,9 @@ def examine(
     lines = _last_lines(attempt, first, node, end)
     kernel = () if report is None else report.kernel
     kills = 0 if report is None else report.oom_kills
-    cause = cause_of(first, end, lines, kernel, kills, on_gpu=on_gpu)
+    script = None if report is None or first.kind != "launcher_failed" else report.script_ended
+    exit_code = None if script is None else script.exit_code
+    cause = cause_of(first, end, lines, kernel, kills, on_gpu=on_gpu, launcher_exit=exit_code)
     evidence = [reports.evidence[rank] for rank in sorted(reports.evidence)]
     return PostMortem(
         run=run_id,

@@ -82,6 +82,14 @@ def test_death_of_a_rank(
 
 
 @pytest.mark.parametrize(
+    ("code", "kills", "kind"), [(-9, 1, "host_memory"), (-9, 0, "launcher"), (1, 1, "launcher")]
+)
+def test_a_torchrun_that_the_kernel_killed(code: int, kills: int, kind: str) -> None:
+    finding = Finding(kind="launcher_failed", message="something", at=1.0, node=0)
+    assert cause_of(finding, None, (), (), kills, on_gpu=True, launcher_exit=code).kind == kind
+
+
+@pytest.mark.parametrize(
     ("error_class", "on_gpu", "kind"),
     [
         ("out_of_memory", True, "device_memory"),
