@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 
 import pytest
 
 from llmtrain.run.checkpoints import CheckpointInfo, begin_save, commit_save
+from llmtrain.run.checkpoints.checksum import Checksum
 
 
 def write_shard(folder, rank, content=b"01234567"):
@@ -16,11 +16,13 @@ def write_shard(folder, rank, content=b"01234567"):
     data = len(header).to_bytes(8, "little") + header + content
     name = f"shard-{rank:05d}"
     (folder / f"{name}.safetensors").write_bytes(data)
+    checksum = Checksum()
+    checksum.update(memoryview(data))
     piece = {"shard": rank, "bytes": [len(data) - 8, len(data)], "box": [[0], [16]], "flat": [8 * rank, 8]}
     sidecar = {
         "file": f"{name}.safetensors",
         "bytes": len(data),
-        "sha256": hashlib.sha256(data).hexdigest(),
+        "checksum": checksum.text(),
         "tensors": {"t": {"dtype": "U8", "shape": [16], "pieces": [piece]}},
     }
     (folder / f"{name}.json").write_text(json.dumps(sidecar))

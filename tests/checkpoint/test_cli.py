@@ -80,7 +80,7 @@ def test_verify_names_every_damage_and_exits_1(damaged_run, capsys):
         "step-00000020: damaged",
         "step-00000010: whole",
     ]
-    assert "shard-00001.safetensors: damaged: its SHA-256 is not the manifest's" in seen.err
+    assert "shard-00001.safetensors: damaged: its checksum is not the manifest's" in seen.err
     assert "shard-00000.safetensors: truncated: 9 bytes" in seen.err
     verified = document(capsys, "checkpoint", "verify", "run-1", code=1)
     assert verified["newest_whole"] == "step-00000010"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 
 import pytest
@@ -20,7 +21,9 @@ from llmtrain.run.checkpoints import (
     read_manifest,
     read_pointer,
     resolve_step,
+    verify,
 )
+from llmtrain.run.checkpoints.manifest import document_digest
 
 
 def names(root):
@@ -158,3 +161,25 @@ def test_an_unreadable_root_is_an_error_not_an_empty_run(tmp_path):
     (tmp_path / "checkpoints").write_text("a file")
     with pytest.raises(CheckpointError, match="cannot be listed: Not a directory"):
         list_checkpoints(tmp_path / "checkpoints")
+
+
+@pytest.mark.parametrize("steps", [(10,), (10, 20)])
+def test_what_earlier_versions_wrote_is_read(make_chain, steps):
+    """Manifests of schemas 1 and 2 hold SHA-256, which is still compared."""
+    digests = {}
+    for one in make_chain(*steps):
+        path = one.path / "manifest.json"
+        document = json.loads(path.read_text())
+        document["schema"] = {3: 1, 4: 2}[document["schema"]]
+        for shard in document["shards"]:
+            del shard["checksum"]
+            shard["sha256"] = hashlib.sha256((one.path / shard["file"]).read_bytes()).hexdigest()
+        if "base" in document:
+            document["base"]["digest"] = digests[document["base"]["name"]]
+        digests[one.name] = document["digest"] = document_digest(document)
+        path.write_text(json.dumps(document))
+        assert verify(one.path) == []
+    shard = one.path / document["shards"][0]["file"]
+    content = shard.read_bytes()
+    shard.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    assert "damaged: its checksum is not the manifest's" in verify(one.path)[0].message

@@ -36,7 +36,7 @@ def flip(path, position):
 SHARD = "shard-00001.safetensors"
 
 DAMAGES = {
-    "bit flip in a shard": (lambda p: flip(p / SHARD, -3), "damaged: its SHA-256 is not the manifest's"),
+    "bit flip in a shard": (lambda p: flip(p / SHARD, -3), "damaged: its checksum is not the manifest's"),
     "truncated shard": (lambda p: os.truncate(p / SHARD, 20), "truncated: 20 bytes"),
     "empty shard": (lambda p: os.truncate(p / SHARD, 0), "empty: 0 bytes"),
     "longer shard": (lambda p: (p / SHARD).open("ab").write(b"x"), "too long"),
@@ -71,7 +71,10 @@ DAMAGES = {
         ),
         "is a symbolic link, which is never followed",
     ),
-    "other schema": (lambda p: edit(p, lambda d: d.update(schema=2)), "schema is 2, this version reads 1"),
+    "other schema": (
+        lambda p: edit(p, lambda d: d.update(schema=2)),
+        "schema is 2, this version reads 1 and 3",
+    ),
     "shard outside": (
         lambda p: edit(p, lambda d: d["shards"][1].update(file="../../x")),
         "shards[1].file is '../../x', which is not allowed here",
@@ -102,8 +105,20 @@ DAMAGES = {
         "not a whole number in 0..2^62",
     ),
     "wrong checksum form": (
-        lambda p: edit(p, lambda d: d["shards"][1].update(sha256="00")),
-        "shards[1].sha256 is '00'",
+        lambda p: edit(p, lambda d: d["shards"][1].update(checksum="xxh128:00")),
+        "shards[1].checksum is 'xxh128:00'",
+    ),
+    "unknown kind of checksum": (
+        lambda p: edit(p, lambda d: d["shards"][1].update(checksum="md5:" + "0" * 32)),
+        "shards[1].checksum is 'md5:00000",
+    ),
+    "no checksum": (
+        lambda p: edit(p, lambda d: d["shards"][1].pop("checksum")),
+        "shards[1].checksum is None",
+    ),
+    "checksum of another kind": (
+        lambda p: edit(p, lambda d: d["shards"][1].update(checksum="sha256:" + "0" * 64)),
+        "damaged: its checksum is not the manifest's",
     ),
     "unknown dtype": (
         lambda p: edit(p, lambda d: d["tensors"]["t"].update(dtype="F31")),

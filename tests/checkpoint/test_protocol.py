@@ -134,7 +134,10 @@ def test_a_commit_that_fails_on_rank_0_fails_all(tmp_path):
     ("damage", "expected"),
     [
         (lambda root: None, ("step-00000002", "")),
-        (lambda root: flip(root / "step-00000002" / "shard-00001.safetensors"), ("step-00000001", "SHA-256")),
+        (
+            lambda root: flip(root / "step-00000002" / "shard-00001.safetensors"),
+            ("step-00000001", "checksum"),
+        ),
         (
             lambda root: (root / "step-00000002" / "shard-00002.safetensors").unlink(),
             ("step-00000001", "missing"),
@@ -182,7 +185,7 @@ def test_all_ranks_refuse_when_nothing_is_whole(tmp_path):
     assert len(set(answers)) == 1
     assert "none is whole" in answers[0]
     for shard in ("step-00000001/shard-00000", "step-00000002/shard-00001"):
-        assert f"{shard}.safetensors: damaged: its SHA-256 is not the manifest's" in answers[0]
+        assert f"{shard}.safetensors: damaged: its checksum is not the manifest's" in answers[0]
 
 
 def flip(path: Path) -> None:

@@ -108,12 +108,12 @@ def test_damage_is_passed_over_and_told(tmp_path: Path) -> None:
 def test_a_file_system_that_refuses_to_read_is_storage(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refuse(descriptor: int) -> str:
+    def refuse(descriptor: int, checksum: str) -> bool:
         raise OSError(errno.EIO, "Input/output error")
 
     folder = _folder(Case(recipe(llama()), Layout(micro_batch=2)), tmp_path)
     folder.save(Progress(1, 8, 1e-3))
-    monkeypatch.setattr(importlib.import_module("llmtrain.run.checkpoints.verify"), "file_sha256", refuse)
+    monkeypatch.setattr(importlib.import_module("llmtrain.run.checkpoints.verify"), "has_checksum", refuse)
     with pytest.raises(CheckpointError, match="none is whole") as raised:
         folder.restore("newest")
     assert "cannot be read: Input/output error" in raised.value.text()

@@ -67,7 +67,7 @@ def test_a_damaged_checkpoint_is_not_exported(home, capsys):
     shard.write_bytes(content)
     for call in (["./mine"], ["./mine", "0"]):
         assert run(["checkpoint", "export", *call, "--out", "back"]) == 1
-        assert "damaged: its SHA-256" in capsys.readouterr().err
+        assert "damaged: its checksum" in capsys.readouterr().err
     assert not (home / "back").exists()
 
 

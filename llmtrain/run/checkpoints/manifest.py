@@ -17,9 +17,11 @@ from dataclasses import dataclass, field
 from math import prod
 from typing import Any
 
-SCHEMA = 1
-INCREMENTAL_SCHEMA = 2
+SCHEMA = 3
+INCREMENTAL_SCHEMA = 4
 """Of incremental checkpoints, which versions that know only full ones must refuse."""
+EARLIER = {SCHEMA: 1, INCREMENTAL_SCHEMA: 2}
+"""Of the same with SHA-256 as the shards' checksums; these are read too."""
 MANIFEST = "manifest.json"
 SHARD_NAME = re.compile(r"shard-(\d{5,9})\.(?:safetensors|delta)")
 
@@ -95,7 +97,8 @@ class ShardEntry:
 
     file: str
     bytes: int
-    sha256: str
+    checksum: str
+    """`kind:digits` (`checksum.py`)."""
     state: Mapping[str, Any] = field(default_factory=dict)
     """Anything of the rank that wrote it and of nobody else, as JSON."""
 
@@ -176,7 +179,7 @@ def _document(manifest: Manifest) -> dict[str, Any]:
 
 def encode_shard(shard: ShardEntry) -> dict[str, Any]:
     """Return a shard as it stands in manifests, and in the sidecar beside it."""
-    entry: dict[str, Any] = {"file": shard.file, "bytes": shard.bytes, "sha256": shard.sha256}
+    entry: dict[str, Any] = {"file": shard.file, "bytes": shard.bytes, "checksum": shard.checksum}
     return {**entry, "state": dict(shard.state)} if shard.state else entry
 
 

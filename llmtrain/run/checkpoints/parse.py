@@ -16,9 +16,11 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from llmtrain.errors import CheckpointError
+from llmtrain.run.checkpoints.checksum import is_checksum
 from llmtrain.run.checkpoints.delta import block_count, block_lengths
 from llmtrain.run.checkpoints.folder import parse_name
 from llmtrain.run.checkpoints.manifest import (
+    EARLIER,
     INCREMENTAL_SCHEMA,
     ITEM_BYTES,
     MANIFEST,
@@ -55,8 +57,9 @@ def read_manifest(folder: Path) -> Manifest:
     document = read_document(path)
     reader = _Reader(path)
     expected = INCREMENTAL_SCHEMA if "base" in document else SCHEMA
-    if document.get("schema") != expected:
-        reader.fail("schema", f"is {_short(document.get('schema'))}, this version reads {expected}")
+    if document.get("schema") not in (expected, EARLIER[expected]):
+        known = f"{EARLIER[expected]} and {expected}"
+        reader.fail("schema", f"is {_short(document.get('schema'))}, this version reads {known}")
     if document.get("digest") != document_digest(document):
         reader.fail("digest", "does not match the manifest's content: it was changed or damaged")
     shards = tuple(
@@ -192,8 +195,10 @@ class _Reader:
         entry = self.mapping(value, field)
         name = self.text(entry.get("file"), f"{field}.file", SHARD_NAME.fullmatch)
         size = self.number(entry.get("bytes"), f"{field}.bytes")
-        digest = self.text(entry.get("sha256"), f"{field}.sha256", _is_sha256)
-        return ShardEntry(name, size, digest, self.mapping(entry.get("state", {}), f"{field}.state"))
+        is_earlier = "sha256" in entry and "checksum" not in entry
+        told = f"sha256:{entry['sha256']}" if is_earlier else entry.get("checksum")
+        checksum = self.text(told, f"{field}.{'sha256' if is_earlier else 'checksum'}", is_checksum)
+        return ShardEntry(name, size, checksum, self.mapping(entry.get("state", {}), f"{field}.state"))
 
     def tensor(self, value: object, field: str, sizes: Mapping[int, int]) -> TensorEntry:
         entry = self.mapping(value, field)

@@ -7,18 +7,17 @@ gaps).
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import struct
 from collections.abc import Iterable, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
 from llmtrain.run.atomic import write_atomic
+from llmtrain.run.checkpoints.checksum import Checksum
 from llmtrain.run.checkpoints.delta import Bytes, encode
 from llmtrain.run.checkpoints.manifest import (
     ITEM_BYTES,
@@ -30,7 +29,7 @@ from llmtrain.run.checkpoints.manifest import (
 )
 
 BLOCK = 8 << 20
-"""Bytes handed to one write and one checksum update."""
+"""Bytes handed to one write."""
 ALIGNMENT = 64
 """The data begins at a multiple of it, so that pieces can be mapped as arrays."""
 
@@ -71,8 +70,8 @@ def write_shard(
     """
     header, tensors = _describe(rank, heads)
     path = folder / shard_name(rank)
-    size, digest = _write(path, header, heads, contents)
-    _write_sidecar(rank, path, ShardEntry(path.name, size, digest, state), tensors)
+    size, checksum = _write(path, header, heads, contents)
+    _write_sidecar(rank, path, ShardEntry(path.name, size, checksum, state), tensors)
     return size
 
 
@@ -88,7 +87,7 @@ def write_delta_shard(
     its own state; durable on return. Returns the size. Raises as `write_shard` does."""
     path = folder / delta_name(rank)
     tensors: dict[str, Any] = {}
-    digest = hashlib.sha256()
+    checksum = Checksum()
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
     position = 0
     try:
@@ -96,14 +95,14 @@ def write_delta_shard(
             begin, sizes = position, []
             for block in encode(new, old, ITEM_BYTES[head.dtype]):
                 write_all(descriptor, block)
-                digest.update(block)
+                checksum.update(block)
                 sizes.append(block.nbytes)
             position += sum(sizes)
             _add_piece(tensors, rank, head, begin, sizes)
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-    entry = ShardEntry(path.name, position, digest.hexdigest(), state)
+    entry = ShardEntry(path.name, position, checksum.text(), state)
     _write_sidecar(rank, path, entry, tensors)
     return position
 
@@ -174,27 +173,22 @@ def _add_piece(
 def _write(
     path: Path, header: bytes, heads: Sequence[PieceHead], contents: Iterable[memoryview]
 ) -> tuple[int, str]:
-    """Write and checksum side by side; the checksum runs in a thread, one piece behind at most."""
-    digest = hashlib.sha256(header)
+    """Size and checksum of what is written."""
+    checksum, size = Checksum(), 0
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
-    size = len(header)
-    with ThreadPoolExecutor(1) as pool:
-        try:
-            pending: Future[None] = pool.submit(write_all, descriptor, memoryview(header))
-            for head, content in zip(heads, contents, strict=True):
-                if content.nbytes != head.nbytes:
-                    raise ValueError(f"piece of {head.key!r} has {content.nbytes} bytes, not {head.nbytes}")
-                pending.result()
-                pending = pool.submit(_update, digest, content)
-                write_all(descriptor, content)
-                size += content.nbytes
-            pending.result()
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
-    return size, digest.hexdigest()
 
+    def write(content: memoryview) -> int:
+        write_all(descriptor, content)
+        checksum.update(content)
+        return content.nbytes
 
-def _update(digest: Any, content: memoryview) -> None:
-    for start in range(0, content.nbytes, BLOCK):
-        digest.update(content[start : start + BLOCK])
+    try:
+        size += write(memoryview(header))
+        for head, content in zip(heads, contents, strict=True):
+            if content.nbytes != head.nbytes:
+                raise ValueError(f"piece of {head.key!r} has {content.nbytes} bytes, not {head.nbytes}")
+            size += write(content)
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+    return size, checksum.text()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -13,11 +12,11 @@ from types import MappingProxyType
 from llmtrain.errors import CheckpointError, Problem
 from llmtrain.run.checkpoints.boxes import cover_fault
 from llmtrain.run.checkpoints.chain import read_chain
+from llmtrain.run.checkpoints.checksum import has_checksum
 from llmtrain.run.checkpoints.folder import Checkpoint, ever_committed, list_checkpoints, read_pointer
 from llmtrain.run.checkpoints.manifest import Manifest, ShardEntry
 from llmtrain.run.checkpoints.parse import may_pass, open_regular, read_manifest
 
-CHUNK = 1 << 22
 MOST_THREADS = 8
 
 
@@ -37,7 +36,7 @@ class Selection:
 
 
 def verify(path: Path, *, run_id: str = "", recipe_digest: str = "", checksums: bool = True) -> list[Problem]:
-    """Return all faults of a checkpoint: manifest, run, coverage of every tensor, size and SHA-256 of every
+    """Return all faults of a checkpoint: manifest, run, coverage of every tensor, size and checksum of every
     shard; and of those that an incremental one builds upon.
 
     `run_id` and `recipe_digest` are compared when given. `checksums=False` looks at sizes only, without
@@ -153,17 +152,8 @@ def _shard_fault(path: Path, shard: ShardEntry, checksums: bool) -> str:
         if size != shard.bytes:
             how = "empty" if not size else "truncated" if size < shard.bytes else "too long"
             return f"{how}: {size} bytes, the manifest says {shard.bytes}"
-        damaged = checksums and file_sha256(stream.fileno()) != shard.sha256
-    return "damaged: its SHA-256 is not the manifest's" if damaged else ""
-
-
-def file_sha256(descriptor: int) -> str:
-    """SHA-256 of an open file from its current position, in bounded memory; raises OSError."""
-    digest, buffer = hashlib.sha256(), bytearray(CHUNK)
-    view = memoryview(buffer)
-    while count := os.readv(descriptor, [buffer]):
-        digest.update(view[:count])
-    return digest.hexdigest()
+        damaged = checksums and not has_checksum(stream.fileno(), shard.checksum)
+    return "damaged: its checksum is not the manifest's" if damaged else ""
 
 
 def _nothing_left(root: Path, skipped: list[Problem]) -> CheckpointError:
