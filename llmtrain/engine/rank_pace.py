@@ -25,6 +25,7 @@ class RankPace:
         self._seconds += result.seconds
         self._compute += result.compute_seconds
         self._data += result.data_seconds
+        self._core_wait += result.core_wait_seconds
         if result.step % EVERY and not self._is_first:
             return None
         told = RankStep(
@@ -32,6 +33,7 @@ class RankPace:
             seconds=self._seconds / self._count,
             compute_seconds=self._compute / self._count,
             data_seconds=self._data / self._count,
+            core_wait_seconds=self._core_wait / self._count,
             memory_bytes=memory_bytes(),
             steps=self._count,
         )
@@ -40,4 +42,4 @@ class RankPace:
         return told
 
     def _clear(self) -> None:
-        self._count, self._seconds, self._compute, self._data = 0, 0.0, 0.0, 0.0
+        self._count, self._seconds, self._compute, self._data, self._core_wait = 0, 0.0, 0.0, 0.0, 0.0

@@ -16,6 +16,7 @@ from llmtrain.engine.data import Batch
 from llmtrain.engine.disturbance import disturbance
 from llmtrain.engine.flight import flight
 from llmtrain.engine.numerics.decide import Numbers, Ruling, Verdict
+from llmtrain.engine.run_queue import run_queue
 from llmtrain.engine.schedule import learning_rate
 
 
@@ -47,6 +48,8 @@ class StepResult:
     """Without waiting for other ranks."""
     data_seconds: float
     """That this rank waited for its batch."""
+    core_wait_seconds: float
+    """That this rank could have run and had no core."""
     data_digest: int
     """Of the samples that all ranks together read (`corpus/samples.py`); -1 when ranks of one replica read
     different ones."""
@@ -58,7 +61,7 @@ def train_step(parts: Parts, step: int, wishes: Wishes) -> StepResult:
     Numbers that are not good never reach the weights: the step is done again in FP32, left out, or taken
     back, as the recipe says. Raises NumericError on all ranks, before any weight changes, when nothing helps.
     """
-    started = time.perf_counter()
+    started, in_line = time.perf_counter(), run_queue.seconds()
     waited, clock, guard = _waited(parts), parts.passes.clock, parts.guard
     flight.begin_step(step)
     disturbance.begin_step(step)
@@ -91,6 +94,7 @@ def train_step(parts: Parts, step: int, wishes: Wishes) -> StepResult:
         seconds=seconds,
         compute_seconds=max(0.0, seconds - pipeline_wait - (_waited(parts) - waited)),
         data_seconds=data_seconds,
+        core_wait_seconds=run_queue.seconds() - in_line,
         data_digest=first.digest,
     )
 

@@ -91,6 +91,8 @@ class RankStep(Payload):
     """Time waiting for the batch."""
     memory_bytes: int
     """Peak device memory, or resident memory on a CPU."""
+    core_wait_seconds: float = 0.0
+    """In which it could have run and had no core (Linux)."""
     steps: int = 1
     """Steps that the means are over; `step` is the last one."""
 

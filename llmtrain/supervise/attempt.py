@@ -125,7 +125,9 @@ class AttemptRunner:
         if not isinstance(event.payload, RankStep) or event.rank is None:
             return
         own = event.payload
-        for slow in self._stragglers.observe(event.rank, own.step, own.compute_seconds, own.steps):
+        for slow in self._stragglers.observe(
+            event.rank, own.step, own.compute_seconds, own.steps, own.core_wait_seconds
+        ):
             node = self._crew.reports.node_of.get(slow.rank)
             name = "" if node is None else self._crew.name(node)
             self._writer.emit(

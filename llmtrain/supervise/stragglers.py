@@ -7,6 +7,10 @@ divided by the median of its peers'; a rank is slow when the median of that rati
 above 1 by more than a floor, and by more than five times its standard error, which follows from how much the
 ratios of all peers change from window to window (a quantile: one slow rank does not change it). So machines
 whose ranks disturb each other raise no alarm, and a quiet cluster names a rank that is 5 % slow.
+
+A rank that stands in line for a core computes longer, too. For some seconds that is the luck of the draw on a
+busy machine, so what a rank waited for a core is taken off its time when the last steps are judged; only over
+minutes, with windows ten times as long, it counts like any other slowness.
 """
 
 from __future__ import annotations
@@ -25,8 +29,8 @@ WINDOWS = 8
 """Newest windows of each rank that are judged: 40 steps."""
 FLOOR = 0.03
 """Least excess over the peers that is named."""
-SUSTAINED, SUSTAINED_WINDOWS = 0.01, 7
-"""So many of the windows must be in excess of so much: one slow moment is no slow rank."""
+SUSTAINED, SUSTAINED_WINDOWS = 0.5, 7
+"""So many of the windows must show at least this share of the excess: some slow moments are no slow rank."""
 ERRORS = 5.0
 """Standard errors of the median that the excess must have."""
 RECOVERED = 0.015
@@ -44,6 +48,8 @@ ERROR_OF_MEDIAN = 1.2533
 """Standard error of a median over that of a mean: sqrt(pi / 2)."""
 OPEN_WINDOWS = 4
 """Windows that may still be incomplete: ranks tell at their own pace."""
+PATIENT_WINDOWS, PATIENT_SECONDS = 10, 60.0
+"""A long window has so many short ones, and at least so much time computed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,71 +79,117 @@ class Work:
 
 
 @dataclass(slots=True)
-class Stragglers:
-    """Compute times of one attempt's ranks. `work_in` tells, for the first and the last step of a window,
-    which ranks do the same in it."""
+class Ratios:
+    """The newest ratios of every rank, window by window, and what to make of them."""
 
-    work_in: Callable[[int, int], Work]
-    _open: dict[int, dict[int, float]] = field(default_factory=dict)
-    _ratios: dict[int, deque[float]] = field(default_factory=dict)
+    _newest: dict[int, deque[float]] = field(default_factory=dict)
     _changes: dict[int, deque[float]] = field(default_factory=dict)
     """How much each rank's ratio changed from window to window."""
     _named: set[int] = field(default_factory=set)
 
-    def observe(self, rank: int, step: int, seconds: float, steps: int = 1) -> list[Straggler]:
-        """Take in a rank's mean compute time of the window of some steps that ends with a step; return ranks
-        that are now known to be slow and were not before."""
-        if not (math.isfinite(seconds) and seconds > 0.0):
-            return []
-        window = self._open.setdefault(step, {})
-        window[rank] = seconds
-        while len(self._open) > OPEN_WINDOWS:
-            del self._open[min(self._open)]
-        work = self.work_in(step - steps + 1, step)
-        role = work.role_of.get(rank)
-        ranks = work.members.get(role, ())
-        if len(ranks) < 2 or not all(each in window for each in ranks):
-            return []
-        self._take_window({each: window[each] for each in ranks})
-        return [found for each in ranks if (found := self._look(each, ranks, step)) is not None]
+    def add(self, rank: int, ratio: float) -> None:
+        """One more window of a rank."""
+        ratios = self._newest.setdefault(rank, deque(maxlen=WINDOWS))
+        changes = self._changes.setdefault(rank, deque(maxlen=MEMORY))
+        if ratios:
+            changes.append(abs(ratio - ratios[-1]))
+        ratios.append(ratio)
 
-    def _take_window(self, times: Mapping[int, float]) -> None:
-        ordered = sorted(times.values())
-        for rank, seconds in times.items():
-            peers = list(ordered)
-            peers.remove(seconds)
-            ratio = seconds / statistics.median(peers)
-            ratios = self._ratios.setdefault(rank, deque(maxlen=WINDOWS))
-            if ratios:
-                self._changes.setdefault(rank, deque(maxlen=MEMORY)).append(abs(ratio - ratios[-1]))
-            ratios.append(ratio)
-
-    def _look(self, rank: int, ranks: Sequence[int], step: int) -> Straggler | None:
-        ratios = self._ratios[rank]
+    def excess(self, rank: int, peers: Sequence[int]) -> float | None:
+        """How much longer than its peers a rank takes; None when it is not slow, or was named before."""
+        ratios = self._newest[rank]
         excess = statistics.median(ratios) - 1.0
         if excess < RECOVERED:
             self._named.discard(rank)
         if len(ratios) < WINDOWS or rank in self._named or excess < FLOOR:
             return None
-        if sum(ratio > 1.0 + SUSTAINED for ratio in ratios) < SUSTAINED_WINDOWS:
+        if sum(ratio > 1.0 + SUSTAINED * excess for ratio in ratios) < SUSTAINED_WINDOWS:
             return None
-        deviation = self._deviation(ranks)
-        least = ERRORS * ERROR_OF_MEDIAN * deviation / math.sqrt(len(ratios))
-        if deviation > NOISIEST:
-            return None
-        if deviation > NOISY:
-            least = max(least, NOISY_DEVIATIONS * deviation)
-        if excess < least:
+        if excess < self._least(peers):
             return None
         self._named.add(rank)
-        return Straggler(rank=rank, excess=excess, step=step, peers=len(ranks) - 1)
+        return excess
 
-    def _deviation(self, ranks: Sequence[int]) -> float:
-        """Standard deviation of the ratios of some ranks, from how much they change."""
+    def _least(self, ranks: Sequence[int]) -> float:
+        """Excess from which on it cannot be chance, by how much the ratios of some ranks change."""
         sampled = ranks[:: -(-len(ranks) // MOST_SAMPLED)]
-        changes = sorted(change for rank in sampled for change in self._changes[rank])
+        changes = sorted(change for rank in sampled for change in self._changes.get(rank, ()))
+        if not changes:
+            return math.inf
         # The difference of two values scatters by sqrt(2) more than each.
-        return changes[int(QUANTILE * (len(changes) - 1))] / DEVIATIONS_AT_QUANTILE / math.sqrt(2.0)
+        deviation = changes[int(QUANTILE * (len(changes) - 1))] / DEVIATIONS_AT_QUANTILE / math.sqrt(2.0)
+        if deviation > NOISIEST:
+            return math.inf
+        least = ERRORS * ERROR_OF_MEDIAN * deviation / math.sqrt(WINDOWS)
+        return max(least, NOISY_DEVIATIONS * deviation) if deviation > NOISY else least
+
+
+@dataclass(slots=True)
+class LongWindow:
+    """The short windows of one rank that make up a long one."""
+
+    seconds: float = 0.0
+    ratios: list[float] = field(default_factory=list)
+
+    @property
+    def is_full(self) -> bool:
+        """Whether it is long enough."""
+        return len(self.ratios) >= PATIENT_WINDOWS and self.seconds >= PATIENT_SECONDS
+
+
+@dataclass(slots=True)
+class Stragglers:
+    """Compute times of one attempt's ranks. `work_in` tells, for the first and the last step of a window,
+    which ranks do the same in it."""
+
+    work_in: Callable[[int, int], Work]
+    _open: dict[int, dict[int, tuple[float, float]]] = field(default_factory=dict)
+    _swift: Ratios = field(default_factory=Ratios)
+    _patient: Ratios = field(default_factory=Ratios)
+    _long: dict[int, LongWindow] = field(default_factory=dict)
+
+    def observe(
+        self, rank: int, step: int, seconds: float, steps: int = 1, waited: float = 0.0
+    ) -> list[Straggler]:
+        """Take in a rank's mean compute time of the window of some steps that ends with a step, and what it
+        waited for a core in that time; return ranks that are now known to be slow and were not before."""
+        if not (math.isfinite(seconds) and seconds > 0.0 and math.isfinite(waited)):
+            return []
+        window = self._open.setdefault(step, {})
+        window[rank] = (seconds, waited)
+        while len(self._open) > OPEN_WINDOWS:
+            del self._open[min(self._open)]
+        work = self.work_in(step - steps + 1, step)
+        ranks = work.members.get(work.role_of.get(rank), ())
+        if len(ranks) < 2 or not all(each in window for each in ranks):
+            return []
+        self._take_window({each: window[each] for each in ranks}, steps)
+        found = {each: self._excess(each, ranks) for each in ranks}
+        return [
+            Straggler(rank=each, excess=excess, step=step, peers=len(ranks) - 1)
+            for each, excess in found.items()
+            if excess is not None
+        ]
+
+    def _take_window(self, times: Mapping[int, tuple[float, float]], steps: int) -> None:
+        ordered = sorted(seconds for seconds, _ in times.values())
+        for rank, (seconds, waited) in times.items():
+            peers = list(ordered)
+            peers.remove(seconds)
+            usual = statistics.median(peers)
+            self._swift.add(rank, max(0.0, seconds - waited) / usual)
+            long = self._long.setdefault(rank, LongWindow())
+            long.ratios.append(seconds / usual)
+            long.seconds += seconds * steps
+
+    def _excess(self, rank: int, ranks: Sequence[int]) -> float | None:
+        found = self._swift.excess(rank, ranks)
+        long = self._long[rank]
+        if long.is_full:
+            self._patient.add(rank, statistics.fmean(long.ratios))
+            self._long[rank] = LongWindow()
+            return found or self._patient.excess(rank, ranks)
+        return found
 
 
 def stragglers_of(layout: Layout, batch: BatchConfig) -> Stragglers:

@@ -110,6 +110,26 @@ def test_a_growing_batch_makes_no_rank_slow(steps: int) -> None:
     assert {found.rank for found in ramped(steps, slow=0.06)} == {3}
 
 
+def test_a_bad_moment_of_some_windows_is_no_slow_rank() -> None:
+    """As seen on a machine with other work to do: a core that others used for three seconds."""
+    watched = alike(2)
+    for window, factor in enumerate([1.02, 0.97, 1.04, 1.065, 1.16, 1.2, 1.14, 1.16, 1.0, 0.99] * 20):
+        assert watched.observe(0, window * WINDOW, 0.105 * factor) == []
+        assert watched.observe(1, window * WINDOW, 0.105) == []
+
+
+def test_a_rank_that_lacks_a_core_is_named_only_when_that_lasts_for_minutes() -> None:
+    chance, watched, named = random.Random(2), alike(4), []
+    for window in range(1, 1500):
+        for rank in range(4):
+            waited = 0.1 * (rank == 2)
+            seconds = quiet(rank, chance) + waited
+            found = watched.observe(rank, window * WINDOW, seconds, WINDOW, waited)
+            named += [(each.rank, window * WINDOW * 0.6) for each in found]
+    [(rank, seconds)] = named
+    assert rank == 2 and 8 * 60.0 <= seconds < 12 * 60.0
+
+
 def test_lost_and_odd_reports_do_no_harm() -> None:
     watched = alike(2)
     for step in range(1, 200):
