@@ -11,9 +11,7 @@ from llmtrain.config.defaults import complete_recipe
 from llmtrain.config.load import Loaded, read_profile, read_recipe
 from llmtrain.config.reading.override import CLUSTER_PREFIX, parse_overrides, split_overrides
 from llmtrain.config.recipe import Recipe
-from llmtrain.config.rules.cluster import CLUSTER_RULES
 from llmtrain.config.rules.job import JOB_RULES, Pair
-from llmtrain.config.rules.recipe import RECIPE_RULES
 from llmtrain.config.rules.rule import broken
 from llmtrain.errors import ConfigError, Problem
 
@@ -42,7 +40,7 @@ def resolve(recipe_ref: str, cluster_ref: str, overrides: Sequence[str] = ()) ->
     recipe, cluster, problems = _read(recipe_ref, cluster_ref, overrides)
     if problems or recipe.value is None or cluster.value is None:
         raise ConfigError(problems)
-    return _spec(recipe.value, cluster.value)
+    return job_spec(recipe.value, cluster.value)
 
 
 def check(recipe_ref: str, cluster_ref: str, overrides: Sequence[str] = ()) -> list[Problem]:
@@ -50,16 +48,11 @@ def check(recipe_ref: str, cluster_ref: str, overrides: Sequence[str] = ()) -> l
     return _read(recipe_ref, cluster_ref, overrides)[2]
 
 
-def resolve_values(recipe: Recipe, cluster: ClusterProfile) -> JobSpec:
-    """Job spec of values made in Python; pure. Raises ConfigError, where each place is a dotted field."""
-    of_cluster = [
-        replace(problem, where=f"{CLUSTER_PREFIX}.{problem.where}")
-        for problem in broken(CLUSTER_RULES, cluster)
-    ]
-    problems = [*broken(RECIPE_RULES, recipe), *of_cluster, *broken(JOB_RULES, Pair(recipe, cluster))]
-    if problems:
-        raise ConfigError(problems)
-    return _spec(recipe, cluster)
+def job_spec(recipe: Recipe, cluster: ClusterProfile) -> JobSpec:
+    """Job spec of values that keep to all rules; pure, and idempotent."""
+    complete = complete_recipe(recipe)
+    content = {"recipe": to_json(complete), "cluster": to_json(cluster)}
+    return JobSpec(recipe=complete, cluster=cluster, digest=digest(content))
 
 
 def _read(
@@ -75,12 +68,6 @@ def _read(
         between = broken(JOB_RULES, Pair(recipe.value, cluster.value), bad)
         problems.extend(_located(problem, recipe, cluster) for problem in between)
     return recipe, cluster, problems
-
-
-def _spec(recipe: Recipe, cluster: ClusterProfile) -> JobSpec:
-    complete = complete_recipe(recipe)
-    content = {"recipe": to_json(complete), "cluster": to_json(cluster)}
-    return JobSpec(recipe=complete, cluster=cluster, digest=digest(content))
 
 
 def _located(problem: Problem, recipe: Loaded[Recipe], cluster: Loaded[ClusterProfile]) -> Problem:

@@ -58,11 +58,6 @@ class AttemptFile:
     """Mean seconds between two failures of the run, which the checkpoint interval follows; 0: unknown."""
 
 
-def write_job_file(path: Path, job: JobFile) -> None:
-    """Write `job.json` in one step. Raises OSError."""
-    write_json(path, to_json(job))
-
-
 def read_job_file(path: Path, *, edited_too: bool = False) -> JobFile:
     """What `job.json` holds; raises RunError when it is missing, torn, or of another schema.
 

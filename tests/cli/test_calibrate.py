@@ -16,9 +16,10 @@ from llmtrain.errors import UsageError
 from llmtrain.events.schema import StepFinished
 from llmtrain.events.writer import EventWriter
 from llmtrain.plan.calibrate import from_rates
-from llmtrain.run.job_file import AttemptFile, JobFile, write_attempt_file, write_job_file
+from llmtrain.run.job_file import AttemptFile, JobFile, write_attempt_file
 from llmtrain.run.layout import RunDir
 from tests.support.plans import local
+from tests.support.run_folder import write_job_file
 
 CONSTANTS = CalibrationConfig(
     gemm=0.5, memory_bandwidth=0.8, launch_gap=2.5e-6, cores=2, date="2026-01-31", evidence='a "test"'

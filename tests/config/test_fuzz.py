@@ -9,7 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from llmtrain.config.job import resolve, resolve_values
+from llmtrain.config.job import resolve
 from llmtrain.config.layout_text import parse_layout
 from llmtrain.config.load import load_profile, load_recipe
 from llmtrain.errors import ConfigError
@@ -77,11 +77,11 @@ def explained(error: ConfigError) -> None:
 def test_mutated_recipes(folder: Path, text: str) -> None:
     (folder / "m.yaml").write_bytes(text.encode("utf-8", "surrogatepass"))
     try:
-        recipe = load_recipe("m.yaml")
+        load_recipe("m.yaml")
     except ConfigError as error:
         explained(error)
         return
-    resolve_values(recipe, load_profile("h100-32x8"))
+    resolve("m.yaml", "h100-32x8")
 
 
 @SLOW

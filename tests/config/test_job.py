@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from llmtrain.config.codec import to_json
 from llmtrain.config.defaults import complete_model, complete_recipe
-from llmtrain.config.job import check, resolve, resolve_values
+from llmtrain.config.job import check, job_spec, resolve
 from llmtrain.config.load import load_profile, load_recipe
 from llmtrain.config.model import ModelConfig, RopeConfig
 from llmtrain.config.recipe import MicroRange
@@ -129,17 +128,9 @@ def test_digest_follows_the_content_only(folder: Path) -> None:
 
 def test_values_made_in_python(folder: Path) -> None:
     recipe, cluster = load_recipe("r.yaml"), load_profile("c.yaml")
-    assert resolve_values(recipe, cluster) == resolved()
-    spec = resolved()
-    assert resolve_values(spec.recipe, spec.cluster) == spec, "a resolved recipe resolves to itself"
-
-
-def test_values_made_in_python_are_checked(folder: Path) -> None:
-    recipe, cluster = load_recipe("r.yaml"), load_profile("c.yaml")
-    wrong = replace(recipe, batch=replace(recipe.batch, micro=3))
-    with pytest.raises(ConfigError) as error:
-        resolve_values(wrong, replace(cluster, spares=9))
-    assert [problem.where for problem in error.value.problems] == ["batch.micro", "cluster.spares"]
+    spec = job_spec(recipe, cluster)
+    assert spec == resolved()
+    assert job_spec(spec.recipe, spec.cluster) == spec, "a resolved recipe resolves to itself"
 
 
 def test_check_says_what_resolve_would(folder: Path) -> None:

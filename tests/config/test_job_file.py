@@ -18,8 +18,8 @@ from llmtrain.run.job_file import (
     read_attempt_file,
     read_job_file,
     write_attempt_file,
-    write_job_file,
 )
+from tests.support.run_folder import write_job_file
 
 JOB = JobFile(
     run_id="tiny-1", version="0.1.0", spec=resolve("tiny", "local"), layout=Layout(dp=2, tp=2, pp=2)

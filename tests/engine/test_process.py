@@ -17,7 +17,7 @@ import llmtrain
 from llmtrain.config.checkpoint import CheckpointConfig
 from llmtrain.config.cluster import BackendConfig, ClusterProfile, LinkConfig, StorageConfig
 from llmtrain.config.data import DataConfig
-from llmtrain.config.job import resolve_values
+from llmtrain.config.job import job_spec
 from llmtrain.config.layout import Layout
 from llmtrain.config.model import ModelConfig
 from llmtrain.config.recipe import BatchConfig, Recipe, TrainConfig
@@ -37,8 +37,9 @@ from llmtrain.events.schema import (
 )
 from llmtrain.run.checkpoints import list_checkpoints
 from llmtrain.run.data_file import CorpusPlace, DataFile, write_data_file
-from llmtrain.run.job_file import AttemptFile, JobFile, write_attempt_file, write_job_file
+from llmtrain.run.job_file import AttemptFile, JobFile, write_attempt_file
 from llmtrain.run.layout import RunDir
+from tests.support.run_folder import write_job_file
 
 pytestmark = pytest.mark.engine
 
@@ -76,7 +77,7 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> DataFile:
 def make_run(folder: Path, recipe: Recipe, corpus: DataFile) -> RunDir:
     run = RunDir(folder)
     folder.mkdir()
-    spec = resolve_values(recipe, CLUSTER)
+    spec = job_spec(recipe, CLUSTER)
     write_job_file(
         run.job_json, JobFile(run_id=run.run_id, version=llmtrain.__version__, spec=spec, layout=LAYOUT)
     )

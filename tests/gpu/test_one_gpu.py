@@ -17,7 +17,7 @@ import pytest
 import torch
 
 from llmtrain.config.cluster import BackendConfig, ClusterProfile, LinkConfig, StorageConfig
-from llmtrain.config.job import resolve_values
+from llmtrain.config.job import job_spec
 from llmtrain.config.layout import Layout
 from llmtrain.config.recipe import Recipe
 from llmtrain.engine.build import Parts, build_parts
@@ -163,7 +163,7 @@ def test_speed_and_memory_of_a_billion_parameters(recompute: Any) -> None:
         storage=StorageConfig(bandwidth=1e9),
         backend=BackendConfig(kind="local"),
     )
-    evaluator = make_evaluator(resolve_values(made, cluster))
+    evaluator = make_evaluator(job_spec(made, cluster))
     planned = evaluator.memory_model.stage(layout, 0, made.batch.global_size // 4)
     predicted = evaluator.candidate(layout).predicted
     note(

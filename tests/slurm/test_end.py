@@ -14,11 +14,12 @@ from llmtrain.backends.slurm_end import CLAIM_SECONDS, FRESH_SECONDS, Settlement
 from llmtrain.backends.slurm_states import JobRow
 from llmtrain.config.job import resolve
 from llmtrain.config.layout import Layout
-from llmtrain.run.job_file import JobFile, write_job_file
+from llmtrain.run.job_file import JobFile
 from llmtrain.run.layout import RunDir
 from llmtrain.run.lease import acquire
 from llmtrain.run.record import RunRecord, write_record
 from llmtrain.supervise.stop import ask_to_stop
+from tests.support.run_folder import write_job_file
 
 STOPPED = Situation(
     status=75,

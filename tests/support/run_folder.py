@@ -6,7 +6,10 @@ import json
 import os
 from pathlib import Path
 
+from llmtrain.config.codec import to_json
 from llmtrain.events.event import Event, encode_line
+from llmtrain.run.atomic import write_json
+from llmtrain.run.job_file import JobFile
 from llmtrain.run.layout import RunDir
 from llmtrain.run.lease import acquire
 
@@ -38,6 +41,11 @@ def make_run(folder: Path, *, steps: int = 20) -> RunDir:
     spec = {"recipe": recipe, "cluster": {"name": "local", "backend": {"kind": "local"}}}
     run.job_json.write_text(json.dumps({"schema": 1, "run_id": run.run_id, "spec": spec, "layout": LAYOUT}))
     return run
+
+
+def write_job_file(path: Path, job: JobFile) -> None:
+    """`job.json` as a launch writes it."""
+    write_json(path, to_json(job))
 
 
 def write_attempt(run: RunDir, number: int, files: dict[str, list[Event]]) -> None:

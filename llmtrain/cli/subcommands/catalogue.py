@@ -7,19 +7,20 @@ from typing import TYPE_CHECKING, Any
 from llmtrain.cli import console
 
 if TYPE_CHECKING:
+    from llmtrain.config.cluster import ClusterProfile
     from llmtrain.config.load import Loaded
+    from llmtrain.config.recipe import Recipe
     from llmtrain.errors import Problem
     from llmtrain.resources import Kind
 
 
 def entries(kind: Kind) -> list[dict[str, str]]:
     """Name, description and path of every shipped file; raises ConfigError when one is broken."""
-    from llmtrain.config.load import usable
     from llmtrain.resources import shipped
 
     found = []
     for path in shipped(kind):
-        value: Any = usable(read(kind, path.stem))
+        value = load(kind, path.stem)
         found.append({"name": value.name, "description": value.description, "path": str(path)})
     return found
 
@@ -36,14 +37,12 @@ def print_list(kind: Kind, *, as_json: bool) -> None:
 def print_one(kind: Kind, reference: str, *, as_json: bool) -> None:
     """A file as it stands, or as the values it holds; raises ConfigError."""
     from llmtrain.config.codec import to_json
-    from llmtrain.config.load import usable
     from llmtrain.config.reading.document import text_of
     from llmtrain.resources import find
 
     path = find(kind, reference)
     if as_json:
-        value = usable(read(kind, reference))
-        console.emit_json({"path": str(path), noun(kind): to_json(value)})
+        console.emit_json({"path": str(path), noun(kind): to_json(load(kind, reference))})
     else:
         console.emit(text_of(kind, path).rstrip("\n"))
 
@@ -58,6 +57,13 @@ def print_check(kind: Kind, reference: str, problems: list[Problem], *, as_json:
         console.emit_json({noun(kind): reference, "problems": []})
     else:
         console.emit(f"{reference}: no problems")
+
+
+def load(kind: Kind, reference: str) -> Recipe | ClusterProfile:
+    """A recipe or a profile; raises ConfigError with all its problems."""
+    from llmtrain.config.load import load_profile, load_recipe
+
+    return (load_recipe if kind == "recipes" else load_profile)(reference)
 
 
 def read(kind: Kind, reference: str, overrides: list[Any] | None = None) -> Loaded[Any]:
