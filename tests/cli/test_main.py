@@ -26,6 +26,7 @@ def own_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))  # Where the second crash of a second goes.
     return tmp_path
 
 
@@ -151,11 +152,12 @@ def test_an_error_of_the_system_names_the_file(monkeypatch, capsys) -> None:
     assert capsys.readouterr().err.startswith("error: /data/x: permission denied\n  hint: traceback in ")
 
 
-def test_recursion_and_memory_are_no_special_case(monkeypatch, capsys) -> None:
+def test_recursion_and_memory_are_no_special_case(monkeypatch, capsys, own_home: Path) -> None:
     for error in (RecursionError("deep"), MemoryError()):
         with_command(monkeypatch, raising(error))
         assert main.run(["plan"]) == 1
         assert f"unexpected {type(error).__name__}" in capsys.readouterr().err
+    assert len([*own_home.rglob("crash-*.txt")]) == 2, "each has a report of its own"
 
 
 def test_interrupt(monkeypatch, capsys) -> None:
