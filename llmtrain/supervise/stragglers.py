@@ -143,6 +143,8 @@ class Stragglers:
     which ranks do the same in it."""
 
     work_in: Callable[[int, int], Work]
+    _begun: set[int] = field(default_factory=set)
+    """Ranks whose first window is over: it holds the first step, which compiles and allocates."""
     _open: dict[int, dict[int, tuple[float, float]]] = field(default_factory=dict)
     _swift: Ratios = field(default_factory=Ratios)
     _patient: Ratios = field(default_factory=Ratios)
@@ -154,6 +156,9 @@ class Stragglers:
         """Take in a rank's mean compute time of the window of some steps that ends with a step, and what it
         waited for a core in that time; return ranks that are now known to be slow and were not before."""
         if not (math.isfinite(seconds) and seconds > 0.0 and math.isfinite(waited)):
+            return []
+        if rank not in self._begun:
+            self._begun.add(rank)
             return []
         window = self._open.setdefault(step, {})
         window[rank] = (seconds, waited)
