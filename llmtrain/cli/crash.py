@@ -24,12 +24,6 @@ def crash_problem(error: BaseException, arguments: Sequence[str]) -> Problem:
     return Problem("", f"unexpected {type(error).__name__}{said}", f"this is a defect of llmtrain; {place}")
 
 
-def state_folder() -> Path:
-    """Where crash reports go: `$XDG_STATE_HOME/llmtrain`, by default `~/.local/state/llmtrain`."""
-    base = os.environ.get("XDG_STATE_HOME", "")
-    return (Path(base) if Path(base).is_absolute() else Path.home() / ".local" / "state") / "llmtrain"
-
-
 def _write(error: BaseException, arguments: Sequence[str]) -> Path | None:
     """Write the report where only its owner can read it; None when no folder takes it."""
     name = f"crash-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}.txt"
@@ -37,7 +31,7 @@ def _write(error: BaseException, arguments: Sequence[str]) -> Path | None:
     text = f"{head}\narguments: {list(arguments)!r}\n\n{''.join(traceback.format_exception(error))}"
     import tempfile  # Only a crash needs it, every command would load it.
 
-    for folder in (_state_folder_or_none(), Path(tempfile.gettempdir())):
+    for folder in (_state_folder(), Path(tempfile.gettempdir())):
         if folder is None:
             continue
         try:
@@ -51,8 +45,10 @@ def _write(error: BaseException, arguments: Sequence[str]) -> Path | None:
     return None
 
 
-def _state_folder_or_none() -> Path | None:
+def _state_folder() -> Path | None:
+    """`$XDG_STATE_HOME/llmtrain`, by default `~/.local/state/llmtrain`; None without a home folder."""
+    base = Path(os.environ.get("XDG_STATE_HOME", ""))
     try:
-        return state_folder()
-    except RuntimeError:  # no home directory
+        return (base if base.is_absolute() else Path.home() / ".local" / "state") / "llmtrain"
+    except RuntimeError:
         return None

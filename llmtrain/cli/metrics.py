@@ -23,27 +23,32 @@ PORT = 9477
 LAST_PORT = 65535
 
 
+_OptionalRun = Annotated[
+    str | None,
+    typer.Argument(metavar="[RUN]", help="Only this run; default: all of --runs.", show_default=False),
+]
+_Listen = Annotated[
+    str | None,
+    typer.Option(metavar="HOST:PORT", help=f"Answer scrapes, e.g. 127.0.0.1:{PORT}.", show_default=False),
+]
+_TextFile = Annotated[
+    Path | None, typer.Option(metavar="FILE", help="Keep a file for node_exporter.", show_default=False)
+]
+_Interval = Annotated[
+    float, typer.Option(metavar="SECONDS", min=1.0, help="Time between two writes of --text-file.")
+]
+
+
 def register(app: typer.Typer) -> None:
     """Add the command."""
     app.command("metrics")(_metrics)
 
 
 def _metrics(
-    run: Annotated[
-        str | None,
-        typer.Argument(metavar="[RUN]", help="Only this run; default: all of --runs.", show_default=False),
-    ] = None,
-    listen: Annotated[
-        str | None,
-        typer.Option(metavar="HOST:PORT", help=f"Answer scrapes, e.g. 127.0.0.1:{PORT}.", show_default=False),
-    ] = None,
-    text_file: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="Keep a file for node_exporter.", show_default=False),
-    ] = None,
-    interval: Annotated[
-        float, typer.Option(metavar="SECONDS", min=1.0, help="Time between two writes of --text-file.")
-    ] = 15.0,
+    run: _OptionalRun = None,
+    listen: _Listen = None,
+    text_file: _TextFile = None,
+    interval: _Interval = 15.0,
     runs: Runs = RUNS,
     outlive: Annotated[float | None, typer.Option(hidden=True)] = None,
 ) -> None:

@@ -19,6 +19,34 @@ if TYPE_CHECKING:
     Counted = list[dict[str, Any]]
 
 
+_Nodes = Annotated[
+    int | None, typer.Option(metavar="N", min=1, help="Plan for so many nodes; default: the profile's.")
+]
+_FixedLayout = Annotated[
+    str | None,
+    typer.Option("--layout", metavar="dp=8,tp=8,...", help="Evaluate this one layout instead of searching."),
+]
+_Top = Annotated[int, typer.Option(metavar="K", min=1, max=1000, help="How many plans to show.")]
+_Why = Annotated[
+    bool,
+    typer.Option("--why", help="Explain: the step as a sum, the runner-up, what was refused and why."),
+]
+_Verify = Annotated[
+    bool, typer.Option("--verify", help="Count the engine's real model and compare with the prediction.")
+]
+_WhatIf = Annotated[
+    str | None,
+    typer.Option(metavar="'K=V ...'", help="Compare with changed settings, e.g. 'nodes=30 micro=2'."),
+]
+_Against = Annotated[
+    str | None, typer.Option(metavar="dp=8,tp=8,...", help="Compare plan 1 with this layout.")
+]
+_Html = Annotated[
+    Path | None,
+    typer.Option("--html", metavar="FILE", help="Draw plan 1: nodes, stages, memory, schedule."),
+]
+
+
 def register(app: typer.Typer) -> None:
     """Add the command."""
     app.command("plan")(_plan)
@@ -27,32 +55,14 @@ def register(app: typer.Typer) -> None:
 def _plan(
     recipe: RecipeName,
     cluster: ClusterName = "local",
-    nodes: Annotated[
-        int | None, typer.Option(metavar="N", min=1, help="Plan for so many nodes; default: the profile's.")
-    ] = None,
-    layout: Annotated[
-        str | None,
-        typer.Option(metavar="dp=8,tp=8,...", help="Evaluate this one layout instead of searching."),
-    ] = None,
-    top: Annotated[int, typer.Option(metavar="K", min=1, max=1000, help="How many plans to show.")] = 5,
-    why: Annotated[
-        bool,
-        typer.Option("--why", help="Explain: the step as a sum, the runner-up, what was refused and why."),
-    ] = False,
-    verify: Annotated[
-        bool, typer.Option("--verify", help="Count the engine's real model and compare with the prediction.")
-    ] = False,
-    what_if: Annotated[
-        str | None,
-        typer.Option(metavar="'K=V ...'", help="Compare with changed settings, e.g. 'nodes=30 micro=2'."),
-    ] = None,
-    against: Annotated[
-        str | None, typer.Option(metavar="dp=8,tp=8,...", help="Compare plan 1 with this layout.")
-    ] = None,
-    html: Annotated[
-        Path | None,
-        typer.Option("--html", metavar="FILE", help="Draw plan 1: nodes, stages, memory, schedule."),
-    ] = None,
+    nodes: _Nodes = None,
+    layout: _FixedLayout = None,
+    top: _Top = 5,
+    why: _Why = False,
+    verify: _Verify = False,
+    what_if: _WhatIf = None,
+    against: _Against = None,
+    html: _Html = None,
     overrides: Overrides = None,
     as_json: Json = False,
 ) -> None:

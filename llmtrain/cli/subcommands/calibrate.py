@@ -52,23 +52,26 @@ def calibrate(
     from llmtrain.run.atomic import write_atomic
 
     path = find("cluster_profiles", profile)
-    cluster = load_profile(profile)
-    date = datetime.date.today().isoformat()
-    constants, words = cluster.calibration, []
-    if microbench:
-        constants = _from_this_machine(cluster, date)
-        words.append(constants.evidence)
-        cluster = replace(cluster, calibration=constants)
-    if runs:
-        constants, told = _from_runs(cluster, runs, date)
-        words.append(told)
-    constants = replace(constants, date=date, evidence="; ".join(words))
+    today = datetime.date.today().isoformat()
+    constants = _measured(load_profile(profile), runs or [], today, microbench=microbench)
     target = output or (path if profile == str(path) else Path(path.name))
     write_atomic(target, with_calibration(path.read_text(encoding="utf-8"), constants))
     if as_json:
         console.emit_json({"schema": 1, "profile": str(target), "calibration": _values(constants)})
     else:
         console.emit(f"{target}:\n{calibration_section(constants)}")
+
+
+def _measured(cluster: ClusterProfile, runs: list[str], date: str, *, microbench: bool) -> CalibrationConfig:
+    """Constants of a profile, first from this machine's rates, then fitted to runs upon those."""
+    evidence = []
+    if microbench:
+        cluster = replace(cluster, calibration=_from_this_machine(cluster, date))
+        evidence.append(cluster.calibration.evidence)
+    if runs:
+        cluster = replace(cluster, calibration=_from_runs(cluster, runs, date))
+        evidence.append(cluster.calibration.evidence)
+    return replace(cluster.calibration, date=date, evidence="; ".join(evidence))
 
 
 def _from_this_machine(cluster: ClusterProfile, date: str) -> CalibrationConfig:
@@ -91,7 +94,7 @@ def _from_this_machine(cluster: ClusterProfile, date: str) -> CalibrationConfig:
     return from_rates(cluster, rates, date=date, evidence=evidence)
 
 
-def _from_runs(cluster: ClusterProfile, runs: list[str], date: str) -> tuple[CalibrationConfig, str]:
+def _from_runs(cluster: ClusterProfile, runs: list[str], date: str) -> CalibrationConfig:
     from llmtrain.plan.calibrate import calibrated, fit
 
     steps = [measured_step(cluster, reference) for reference in runs]
@@ -100,7 +103,7 @@ def _from_runs(cluster: ClusterProfile, runs: list[str], date: str) -> tuple[Cal
     evidence = (
         f"{len(steps)} run{'s' if len(steps) > 1 else ''} ({names}), worst error {100 * found.worst:.1f} %"
     )
-    return calibrated(cluster, found, date=date, evidence=evidence), evidence
+    return calibrated(cluster, found, date=date, evidence=evidence)
 
 
 def measured_step(cluster: ClusterProfile, reference: str) -> MeasuredStep:

@@ -36,6 +36,9 @@ class Numbers(StrEnum):
     BFLOAT16 = "bfloat16"
 
 
+SAFETENSORS_NAMES = {Numbers.FLOAT32: "F32", Numbers.BFLOAT16: "BF16"}
+
+
 def export(
     reference: RunName,
     out: Annotated[Path, typer.Option("--out", metavar="DIR", help="Folder to write; must not exist.")],
@@ -65,19 +68,14 @@ def export(
         checkpoint.path,
         out,
         job.spec.recipe.model,
-        dtype={"float32": "F32", "bfloat16": "BF16"}[dtype.value],
+        dtype=SAFETENSORS_NAMES[dtype],
         tokenizer=tokenizer,
         separator=separator,
         progress=_progress("writing"),
     )
     if as_json:
-        document = {
-            "path": str(out),
-            "architecture": architecture,
-            "step": checkpoint.step,
-            "dtype": dtype.value,
-        }
-        console.emit_json({"export": document})
+        told = {"path": str(out), "architecture": architecture, "step": checkpoint.step, "dtype": dtype.value}
+        console.emit_json({"export": told})
         return
     console.emit(f"{out}: {architecture}, step {checkpoint.step}, {dtype.value}")
     if tokenizer is None:
