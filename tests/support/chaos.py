@@ -28,7 +28,7 @@ KINDS = {
     "local": ("error", "disk", *PROCESSES),
     "ssh": ("power", "linkdown", "full", "crash", "flap", "freeze", *PROCESSES),
     "slurm": (
-        *("down", "requeue", "kill_steps", "batch_host", "crash", "cancel", "kill_job", "warning"),
+        *("down", "requeue", "kill_step", "batch_host", "crash", "cancel", "kill_job", "warning"),
         *("controller", "power", "full", *PROCESSES),
     ),
 }
@@ -37,11 +37,11 @@ KINDS = {
 Nodes. power: dead without a word; linkdown: cut off; crash: all its processes die; freeze: all are stopped;
 flap: cut off for a moment; down: the scheduler takes it away; batch_host: the supervisor's own node crashes.
 
-Jobs. requeue, cancel, warning: the scheduler preempts, an administrator cancels, time runs out; kill_steps,
-kill_job: `scancel --signal=KILL` without and with the batch script; controller: slurmctld is away."""
+Jobs. requeue, cancel, warning: the scheduler preempts, an administrator cancels, time runs out; kill_step,
+kill_job: `scancel --signal=KILL` of an agent's step, of the job; controller: slurmctld is away for a moment."""
 BY_RECIPE = {"error": "error", "disk": "full_disk"}
 """Faults that the recipe injects itself."""
-LOSES_A_NODE = ("power", "linkdown", "crash", "freeze", "down", "batch_host", "agent")
+LOSES_A_NODE = ("power", "linkdown", "crash", "freeze", "down", "batch_host", "agent", "kill_step")
 NEEDS_ALL_NODES = ("batch_host", "requeue", "cancel", "kill_job", "warning", "preempt")
 """Whoever starts the job again needs as many nodes as it had."""
 LOSABLE = 2

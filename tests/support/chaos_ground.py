@@ -155,7 +155,6 @@ class SlurmGround(SshGround):
         words = {
             "requeue": ("scontrol", "requeue", job),
             "cancel": ("scancel", job),
-            "kill_steps": ("scancel", "--signal=KILL", job),
             "kill_job": ("scancel", "--signal=KILL", "--full", job),
             "warning": ("scancel", "--batch", "--signal=USR1", job),
         }
@@ -163,6 +162,8 @@ class SlurmGround(SshGround):
             self.slurm.slurm(*words[fault.kind], check=False)
             return f"job {job}"
         match fault.kind:
+            case "kill_step":
+                return self.kill_step(job, fault.place)
             case "controller":
                 self.slurm.daemon("ctld-kill")
                 time.sleep(fault.seconds)
@@ -180,6 +181,16 @@ class SlurmGround(SshGround):
                     self.slurm.fault("crash", node)
                 return node
         return super().strike(run, fault)
+
+    def kill_step(self, job: str, place: int) -> str:
+        """End one of a job's steps, each of which is a node's agent, without a warning."""
+        ids = self.slurm.slurm("squeue", "--steps", "-h", "-j", job, "-o", "%i", check=False).split()
+        steps = [step for step in ids if step.rpartition(".")[2].isdigit()]
+        if not steps:
+            return ""
+        step = steps[place % len(steps)]
+        self.slurm.slurm("scancel", "--signal=KILL", step, check=False)
+        return f"step {step}"
 
     def host_of_supervisor(self, run: RunDir) -> Iterator[str]:
         """The node that the run's supervisor is on."""
