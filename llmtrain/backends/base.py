@@ -174,6 +174,11 @@ class AllocationBackend(Protocol):
         """Whether the scheduler has ended that start of that job; False also when nobody knows."""
         ...
 
+    def taken_away(self, names: Sequence[str]) -> Sequence[str]:
+        """Those of the named nodes that the scheduler had taken out of the job when `nodes` was asked last;
+        no start of ranks in it can use them again."""
+        ...
+
     def orphan_command(self, run: RunDir) -> tuple[str, ...]:
         """What an agent runs when its supervisor has vanished and its ranks have left; empty for nothing."""
         ...

@@ -208,6 +208,11 @@ class SlurmBackend:
             return False
         return row is None or row.ours != JobState.RUNNING or row.restarts > int(restarts)
 
+    def taken_away(self, names: Sequence[str]) -> Sequence[str]:
+        """Nodes that were down for Slurm leave the job (`--no-kill`) and do not come back to it."""
+        held = self._calls.hostnames(self._node_list) if self._node_list else names
+        return [name for name in names if name not in held]
+
     def orphan_command(self, run: RunDir) -> tuple[str, ...]:
         """What an agent runs when its supervisor is gone and its ranks have left."""
         if not self._config.requeue or self._config.container is not None:

@@ -26,6 +26,9 @@ from llmtrain.supervise.membership import (
     with_returned,
 )
 
+TAKEN_AWAY = "the scheduler took it out of the job for good; another start of the job may bring it back"
+NOT_FIT = "it is not fit any more"
+
 
 class Members:
     """Looks at nodes through the backend; what is known of them stands in the run's record."""
@@ -67,7 +70,7 @@ class Members:
     def look_again(self, record: RunRecord) -> RunRecord:
         """Look at the nodes before one more attempt, in bounded time. Raises LlmtrainError."""
         if isinstance(self._backend, AllocationBackend):
-            record = self._ask_scheduler(record)
+            record = self._ask_scheduler(record, self._backend)
         record = self._preflight(record)
         wanted = due(record, time.time(), self._limits.quarantine)
         if not wanted or self._has_enough(record):
@@ -109,6 +112,8 @@ class Members:
                 wanted, self._job.spec, self._run_dir, seconds=self._limits.look_again
             )
         if isinstance(self._backend, AllocationBackend):
+            if len(self._backend.taken_away(wanted)) == len(wanted):
+                return ()
             there = self._backend.nodes(self._job.spec, self._run_dir, fewest=1)
             return [node for node in there if node.name in wanted]
         return ()
@@ -175,10 +180,12 @@ class Members:
         fresh = replace(record, allocation=allocation, lost_nodes=(), nodes=())
         return with_returned(fresh, record.away)
 
-    def _ask_scheduler(self, record: RunRecord) -> RunRecord:
+    def _ask_scheduler(self, record: RunRecord, backend: AllocationBackend) -> RunRecord:
         """Nodes that the scheduler has taken away since the last attempt are lost."""
         nodes = tuple(self._backend.nodes(self._job.spec, self._run_dir))
         left = {node.name for node in nodes}
         gone = [node.name for node in self.nodes if node.name not in left | set(record.away)]
         self._take(nodes)
-        return with_losses(record, gone, "the scheduler took it away, or it is not fit any more", time.time())
+        taken = backend.taken_away(gone)
+        record = with_losses(record, taken, TAKEN_AWAY, time.time())
+        return with_losses(record, [name for name in gone if name not in taken], NOT_FIT, time.time())

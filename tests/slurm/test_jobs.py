@@ -13,7 +13,9 @@ from llmtrain.events.schema import AttemptStarted
 from llmtrain.run.layout import RunDir
 from llmtrain.run.lease import read_holder
 from llmtrain.run.record import RunRecord, read_record
+from llmtrain.supervise.members import TAKEN_AWAY
 from tests.slurm.conftest import MakeRun, backend_of, submit
+from tests.support import hasty
 from tests.support.slurm_beds import SlurmBed
 from tests.support.stand_in_runs import events, step_reached, wait_for
 
@@ -120,13 +122,18 @@ def test_a_downed_node_is_left_out_and_a_spare_takes_its_place(
 
 
 def test_a_downed_node_without_a_spare_costs_a_rung(slurm_bed: SlurmBed, make_run: MakeRun) -> None:
+    """And a node that Slurm has taken out of a job does not come back to it: nobody waits for that."""
     run = make_run("faults.node_loss_budget=0.5", "batch.global=12", steps=60, step_seconds=0.2)
+    hasty.take_over(run)
     job = submit(run).id
     wait_for(lambda: step_reached(run, 3), 60, "step 3")
     slurm_bed.slurm("scontrol", "update", "nodename=node3", "state=down", "reason=test")
+    wait_for(lambda: len(nodes_of_attempts(run)) > 1, 90, "the next attempt")
+    slurm_bed.slurm("scontrol", "update", "nodename=node3", "state=resume")
     record = wait_ended(run, 120)
     assert (record.exit_status, record.reached_step) == (0, 60)
     assert record.lost_nodes == ("node3",)
+    assert [loss.why for loss in record.losses] == [TAKEN_AWAY]
     started = [event.payload for event in events(run, "attempt_started")]
     assert (started[0].nodes, started[0].rung) == (("node1", "node2", "node3", "node4"), 0)
     assert (started[-1].nodes, started[-1].rung) == (("node1", "node2", "node4"), 3)
