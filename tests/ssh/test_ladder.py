@@ -139,6 +139,30 @@ def test_a_lost_node_costs_few_steps_with_copies_in_other_nodes_memory(five, ssh
     runs.assert_nothing_left(run)
 
 
+def test_two_nodes_lost_at_once_cost_few_steps_with_two_copies(five, ssh_bed, undisturbed) -> None:
+    """The three nodes left hold all of the state, and the rung for three goes on from it."""
+    run, launched = five(
+        "checkpoint.every_steps=1000",
+        "checkpoint.memory.every_steps=4",
+        "checkpoint.memory.copies=2",
+        "faults.node_loss_budget=0.4",
+    )
+    wait_for_step(run, 14, 1)
+    for node in ("node2", "node3"):  # one keeps a copy of the other's state
+        ssh_bed.fault("crash", node)
+    finish(launched, 0)
+    assert shapes(run)[0] == (5, 5)
+    assert shapes(run)[-1] == (3, 3)
+    reached = read_record(run).attempts[0].reached_step
+    for event in runs.events(run, "restored")[1:]:
+        assert event.payload.reason == "from the nodes' memory"
+        assert 0 <= reached - event.payload.step <= 10
+    assert read_record(run).lost_nodes == ("node2", "node3")
+    assert_same_training(run, undisturbed)
+    ssh_bed.restore()
+    runs.assert_nothing_left(run)
+
+
 def test_past_the_budget_a_person_decides(five, ssh_bed, undisturbed) -> None:
     run, launched = five()
     wait_for_step(run, 6, 1)
