@@ -1,13 +1,15 @@
 """Append events to a JSONL file without ever slowing or stopping the writer's own work.
 
 `emit` puts the event into a bounded queue; a thread encodes and writes it, one `write` call a line on a
-descriptor opened for appending, so that lines of several processes never mix. What does not fit, or does
-not reach the disk, is counted and reported by an `events_dropped` event as soon as one can be written again.
+descriptor opened for appending, so that lines of several processes never mix. While the disk takes none (it
+is full, its server is away) the queue waits for it: events are the ledger of what was trained on. What does
+not fit is counted and reported by an `events_dropped` event as soon as one can be written again.
 """
 
 from __future__ import annotations
 
 import atexit
+import errno
 import os
 import threading
 import time
@@ -21,13 +23,18 @@ from llmtrain.events.schema import EventsDropped, Payload
 
 QUEUE_CAPACITY = 4096
 CLOSE_SECONDS = 5.0
+RETRY_SECONDS = 0.5
+"""Between two tries to write an event that the disk did not take."""
+HOPELESS = (errno.EBADF, errno.EINVAL)
+"""Errors of a write that no waiting mends."""
 
 
 class EventWriter:
     """Writes the events of one source of one attempt; safe to use from several threads.
 
-    Nothing here raises after the constructor: a full disk, a vanished folder or a full queue costs events,
-    never the training. The constructor makes the folder and raises OSError when it cannot open the file.
+    Nothing here raises after the constructor: a disk that is full for too long, a vanished folder or a full
+    queue costs events, never the training. The constructor makes the folder and raises OSError when it cannot
+    open the file.
     """
 
     def __init__(
@@ -51,6 +58,8 @@ class EventWriter:
         self._reason = ""
         self._busy = False
         self._closed = False
+        self._gives_up = float("inf")
+        """When a closed writer does not wait for the disk any more; monotonic."""
         self.dropped = 0
         path.parent.mkdir(parents=True, exist_ok=True)
         self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
@@ -80,6 +89,7 @@ class EventWriter:
         atexit.unregister(self.close)
         with self._condition:
             self._closed = True
+            self._gives_up = time.monotonic() + 0.8 * timeout
             self._condition.notify_all()
         self._thread.join(timeout)
         return not self._thread.is_alive()
@@ -123,7 +133,7 @@ class EventWriter:
                 self._busy = True
             for event in batch:
                 self._report_dropped()
-                self._write(event)
+                self._write_patiently(event)
         self._report_dropped()
         os.close(self._file)
 
@@ -135,29 +145,37 @@ class EventWriter:
                 return
             self._unreported = 0
             event = self._stamp(EventsDropped(count=count, reason=reason))
-        if not self._write(event, count_loss=False):
+        if self._write(event):
             with self._condition:
                 self._unreported += count
 
-    def _write(self, event: Event, *, count_loss: bool = True) -> bool:
-        line = b""
+    def _write_patiently(self, event: Event) -> None:
+        """Write an event once the disk takes it; drop it when it never will, or when no time is left."""
+        while error := self._write(event):
+            may_pass = isinstance(error, OSError) and error.errno not in HOPELESS
+            with self._condition:
+                if not may_pass or time.monotonic() >= self._gives_up:
+                    self._count_dropped(f"{self.path.name}: {error}")
+                    return
+                self._condition.wait_for(lambda: self._closed, RETRY_SECONDS)
+                if self._closed:
+                    self._condition.wait(RETRY_SECONDS / 10)
+
+    def _write(self, event: Event) -> Exception | None:
+        """Try to write an event; what was wrong when that failed."""
         try:
             line = encode_line(event)
             if len(line) > LINE_LIMIT:
                 raise ValueError(f"an event of {len(line)} bytes is longer than {LINE_LIMIT}")
             written = os.write(self._file, b"\n" + line if self._torn else line)
-            if written == len(line) + self._torn:
-                self._torn = False
-                return True
-            # A nearly full disk takes a part of the line: the next one must start on a line of its own.
-            self._torn = self._torn or written > 0
-            reason = f"{self.path.name}: the disk took {written} of {len(line)} bytes"
         except (OSError, ValueError, TypeError) as error:
-            reason = f"{self.path.name}: {error}"
-        if count_loss:
-            with self._condition:
-                self._count_dropped(reason)
-        return False
+            return error
+        if written == len(line) + self._torn:
+            self._torn = False
+            return None
+        # A nearly full disk takes a part of the line: the next one must start on a line of its own.
+        self._torn = self._torn or written > 0
+        return OSError(errno.ENOSPC, f"the disk took {written} of {len(line)} bytes")
 
 
 def _ends_with_newline(path: Path) -> bool:

@@ -65,35 +65,73 @@ def test_full_queue_drops_counts_and_says_so_later(tmp_path, monkeypatch) -> Non
     assert written == sorted(written, key=int)
 
 
-def test_full_disk_costs_events_only(tmp_path) -> None:
-    """A limit on the file size stands for the full disk: writes come back short, then fail."""
-    path = tmp_path / "rank.jsonl"
-    code = """
-import resource, signal, sys
+FULL_DISK = """
+import resource, signal, sys, time
 from pathlib import Path
 from llmtrain.events.schema import Notice
 from llmtrain.events.writer import EventWriter
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-resource.setrlimit(resource.RLIMIT_FSIZE, (1000, resource.RLIM_INFINITY))
-out = EventWriter(Path(sys.argv[1]), run="run", attempt=1, source="rank", rank=0)
+def limit(size):
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, resource.RLIM_INFINITY))
+limit(1000)
+out = EventWriter(Path(sys.argv[1]), run="run", attempt=1, source="rank", rank=0, capacity=100)
 for index in range(50):
     out.emit(Notice(message=f"before {index}"))
-assert out.flush(5)
-lost = out.dropped
-resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+"""
+"""A limit on the file size stands for the full disk: writes come back short, then fail."""
+
+
+def on_full_disk(path: Path, code: str) -> list[str]:
+    """What a program printed that goes on from a full disk."""
+    command = [sys.executable, "-c", FULL_DISK + code, str(path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    return done.stdout.split()
+
+
+def test_disk_that_is_full_for_a_while_costs_no_event(tmp_path) -> None:
+    path = tmp_path / "rank.jsonl"
+    code = """
+assert not out.flush(1.0)
+limit(resource.RLIM_INFINITY)
 out.emit(Notice(message="after"))
 assert out.close()
-print(lost)
+print(out.dropped)
 """
-    done = subprocess.run(
-        [sys.executable, "-c", code, str(path)], capture_output=True, text=True, timeout=60, check=True
-    )
-    lost = int(done.stdout)
-    assert 40 < lost < 50
+    assert on_full_disk(path, code) == ["0"]
+    found = list(read_events(path))
+    assert [event.payload.message for event in found] == [
+        *(f"before {index}" for index in range(50)),
+        "after",
+    ]
+    assert [event.seq for event in found] == list(range(51))
+
+
+def test_disk_that_stays_full_costs_what_the_queue_cannot_hold(tmp_path) -> None:
+    path = tmp_path / "rank.jsonl"
+    code = """
+out.flush(0.5)
+for index in range(500):
+    out.emit(Notice(message="more"))
+lost = out.dropped
+limit(resource.RLIM_INFINITY)
+assert out.close()
+print(lost, out.dropped)
+"""
+    lost, dropped = map(int, on_full_disk(path, code))
+    assert lost == dropped >= 500 - 100
     found = [event.payload for event in read_events(path)]
-    assert found[-1] == Notice(message="after")
     assert [payload.count for payload in found if isinstance(payload, EventsDropped)] == [lost]
-    assert sum(isinstance(payload, Notice) for payload in found) == 50 - lost + 1
+    assert sum(isinstance(payload, Notice) for payload in found) == 550 - lost
+
+
+def test_closing_does_not_wait_for_a_full_disk_for_ever(tmp_path) -> None:
+    code = """
+began = time.monotonic()
+assert out.close(1.0)
+print(int(time.monotonic() - began), out.dropped)
+"""
+    seconds, dropped = map(int, on_full_disk(tmp_path / "rank.jsonl", code))
+    assert seconds < 10 and 40 < dropped < 50
 
 
 def test_torn_last_line_of_an_earlier_writer_is_closed_first(tmp_path) -> None:
