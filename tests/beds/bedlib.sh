@@ -244,7 +244,8 @@ node_pids() {
 node_signal() {  # NODE SIGNAL: to every process of a node but its init
   local p
   p=$(node_pids "$1") || die "$1 is not running"
-  [ -z "$p" ] || xargs kill "-$2" <<<"$p"
+  # one of them may have ended since; kill signals the others all the same
+  [ -z "$p" ] || xargs kill "-$2" <<<"$p" 2>/dev/null || node_pid "$1" >/dev/null || die "$1 is not running"
 }
 
 nodes_list() { local i c; c=$(cat "$WORK/count" 2>/dev/null || echo 0); for ((i = 1; i <= c; i++)); do node_name $i; done; }

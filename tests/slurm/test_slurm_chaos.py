@@ -12,6 +12,7 @@ from tests.slurm.conftest import PROFILE
 from tests.support import chaos
 from tests.support.chaos_ground import SlurmGround, storage
 from tests.support.chaos_play import Reference, play_and_check
+from tests.support.chaos_stand_in import interpreter
 from tests.support.slurm_beds import start_slurm_bed
 
 pytestmark = [pytest.mark.e2e, pytest.mark.engine, pytest.mark.timeout(1200)]
@@ -25,7 +26,8 @@ def ground() -> Iterator[SlurmGround]:
         bed = start_slurm_bed(stack)
         stack.enter_context(pytest.MonkeyPatch.context()).setenv("SLURM_CONF", str(bed.conf))
         profile = folder / "bed.yaml"
-        profile.write_text(PROFILE.format(storage=folder / "runs").replace("nodes: 4", "nodes: 3"))
+        text = PROFILE.format(storage=folder / "runs").replace("nodes: 4", "nodes: 3")
+        profile.write_text(text.replace("kind: slurm,", f"kind: slurm, python: {interpreter(folder)},"))
         yield SlurmGround(folder=folder, home=folder, options=("--cluster", str(profile)), bed=bed)
 
 

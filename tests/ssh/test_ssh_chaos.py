@@ -12,6 +12,7 @@ from tests.support import chaos, ssh_runs
 from tests.support.beds import SshBeds
 from tests.support.chaos_ground import SshGround, storage
 from tests.support.chaos_play import Reference, play_and_check
+from tests.support.chaos_stand_in import interpreter
 
 pytestmark = [pytest.mark.e2e, pytest.mark.engine, pytest.mark.timeout(1200)]
 
@@ -24,7 +25,8 @@ def ground() -> Iterator[SshGround]:
         bed = SshBeds(stack).nodes(3)
         (folder / ".ssh").mkdir(mode=0o700)
         (folder / ".ssh" / "config").write_text(bed.ssh_config.read_text())
-        profile = ssh_runs.write_profile(folder / "bed.yaml", bed, nodes=3)
+        profile = folder / "bed.yaml"
+        ssh_runs.write_profile(profile, bed, nodes=3, python=interpreter(folder))
         yield SshGround(folder=folder, home=folder, options=("--cluster", str(profile)), bed=bed)
 
 

@@ -38,7 +38,7 @@ Nodes. power: dead without a word; linkdown: cut off; crash: all its processes d
 flap: cut off for a moment; down: the scheduler takes it away; batch_host: the supervisor's own node crashes.
 
 Jobs. requeue, cancel, warning: the scheduler preempts, an administrator cancels, time runs out; kill_step,
-kill_job: `scancel --signal=KILL` of an agent's step, of the job; controller: slurmctld is away for a moment."""
+kill_job: `scancel --signal=KILL` of an agent's step, the job; controller: slurmctld is away for a while."""
 BY_RECIPE = {"error": "error", "disk": "full_disk"}
 """Faults that the recipe injects itself."""
 LOSES_A_NODE = ("power", "linkdown", "crash", "freeze", "down", "batch_host", "agent", "kill_step")

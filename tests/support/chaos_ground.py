@@ -243,12 +243,12 @@ def resize(folder: Path, size: str) -> None:
 
 # ---- processes, on whatever node: all of them are seen from here
 WORDS = {
-    "rank": ("llmtrain.engine", "torch.distributed.run"),
-    "launcher": ("torch.distributed.run", ""),
-    "agent": ("llmtrain.agent", "sweep"),
-    "supervisor": ("llmtrain.supervise", ""),
+    "rank": ({"llmtrain.engine", "rank"}, "torch.distributed.run"),
+    "launcher": ({"torch.distributed.run", "launcher"}, ""),
+    "agent": ({"llmtrain.agent"}, "sweep"),
+    "supervisor": ({"llmtrain.supervise"}, ""),
 }
-"""What the command lines of these processes hold, and what they do not."""
+"""What the command lines of these processes hold, one of several words, and what they do not."""
 
 
 def processes(run: RunDir, role: str) -> list[psutil.Process]:
@@ -258,7 +258,7 @@ def processes(run: RunDir, role: str) -> list[psutil.Process]:
     for process in psutil.process_iter():
         with suppress(psutil.Error, ValueError):
             argv = process.cmdline()
-            if has not in argv or lacks in argv or not any(word.startswith(str(run.path)) for word in argv):
+            if not has & {*argv} or lacks in argv or not any(word.startswith(str(run.path)) for word in argv):
                 continue
             place = {name: int(value) for name, value in process.environ().items() if name in PLACES}
             options = dict(itertools.pairwise(argv))
