@@ -1,8 +1,7 @@
-"""What keeps the house in order: floors, sizes, start-up cost, and what the README claims."""
+"""What keeps the house in order: floors, sizes, and what the README claims."""
 
 import ast
 import json
-import os
 import re
 import subprocess
 import sys
@@ -24,10 +23,6 @@ PACKAGE = ROOT / "llmtrain"
 MODULES = sorted(PACKAGE.rglob("*.py"))
 SOURCES = MODULES + sorted((ROOT / "tests").rglob("*.py"))
 FILE_LINES, FUNCTION_LINES = 400, 60
-CPU_SECONDS = 0.25
-REFERENCE_SECONDS = 0.06
-"""CPU seconds of `import typer` on a machine that does nothing else."""
-SLOW_MODULES = ("torch", "paramiko", "pynvml", "numpy", "tokenizers", "safetensors")
 HOMES = {
     "torch": ("engine/",),
     "paramiko": ("transport/",),
@@ -149,81 +144,6 @@ def _is_inner(module: ast.Module, node: ast.AST) -> bool:
     )
 
 
-# ---- start-up cost
-@pytest.fixture
-def run_path(tmp_path) -> str:
-    run = make_run(tmp_path / "tiny-0001", steps=60)
-    write_attempt(run, 1, attempt_files(1, restored=0, steps=28, world_size=8, outcome="failed"))
-    abandon(run)
-    return str(run.path)
-
-
-COMMAND_LINES = [["launch", "tiny", "--dry-run"], ["status", "RUN", "--json"]]
-"""Those that `cli/test_startup.py` does not hold."""
-
-
-@pytest.mark.parametrize("arguments", COMMAND_LINES, ids=" ".join)
-def test_light_commands_load_nothing_heavy(arguments, run_path, tmp_path) -> None:
-    code = (
-        "import sys; from llmtrain.cli.main import run; status = run(sys.argv[1:]);"
-        f"print(status, *(name for name in {SLOW_MODULES!r} if name in sys.modules), file=sys.stderr)"
-    )
-    given = [run_path if argument == "RUN" else argument for argument in arguments]
-    done = subprocess.run(
-        [sys.executable, "-c", code, *given],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=True,
-    )
-    assert done.stderr.splitlines()[-1] == "0", done.stderr
-    assert done.stdout
-
-
-@pytest.mark.quiet
-@pytest.mark.parametrize("arguments", COMMAND_LINES, ids=" ".join)
-def test_light_commands_start_quickly(arguments, run_path, tmp_path, byte_code) -> None:
-    """User and system time of the quickest of a few runs, each beside a reference: other work on shared
-    cores makes both cost more.
-
-    The first run writes the byte code that every later run of an installed program finds.
-    """
-    given = [run_path if argument == "RUN" else argument for argument in arguments]
-    command = [sys.executable, "-m", "llmtrain", *given]
-    reference = [sys.executable, "-c", "import typer"]
-    pairs = []
-    for _ in range(8):
-        pairs.append([cpu_seconds(each, tmp_path, byte_code) for each in (reference, command)])
-        best_reference, best = (
-            (min(column) for column in zip(*pairs[1:], strict=True)) if pairs[1:] else (0, 9)
-        )
-        if best < CPU_SECONDS:
-            return
-    load = max(1.0, best_reference / REFERENCE_SECONDS)
-    assert best < CPU_SECONDS * load, f"{best:.3f} s of CPU at load {load:.2f}"
-
-
-@pytest.fixture(scope="module")
-def byte_code(tmp_path_factory) -> str:
-    return str(tmp_path_factory.mktemp("byte-code"))
-
-
-def cpu_seconds(command: list[str], folder: Path, byte_code: str) -> float:
-    environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
-    process = subprocess.Popen(
-        command,
-        cwd=folder,
-        env=environment | {"PYTHONPYCACHEPREFIX": byte_code},
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
-    _, status, usage = os.wait4(process.pid, 0)
-    process.returncode = os.waitstatus_to_exitcode(status)
-    assert process.returncode == 0
-    return usage.ru_utime + usage.ru_stime
-
-
 # ---- everything that is shipped works
 @pytest.fixture(scope="module")
 def fits() -> set[tuple[str, str]]:
@@ -300,10 +220,12 @@ def test_readme_reading_order_names_files_that_exist() -> None:
     assert not [name for name in named if not (ROOT / name).is_file() and not (PACKAGE / name).is_file()]
 
 
-def test_status_document_of_the_readme_is_what_status_prints(run_path) -> None:
-    command = [sys.executable, "-m", "llmtrain", "status", run_path, "--json"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
-    document = json.loads(done.stdout)
+def test_status_document_of_the_readme_is_what_status_prints(tmp_path, capsys) -> None:
+    run = make_run(tmp_path / "tiny-0001", steps=60)
+    write_attempt(run, 1, attempt_files(1, restored=0, steps=28, world_size=8, outcome="failed"))
+    abandon(run)
+    assert main.run(["status", str(run.path), "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
     section = readme().partition("### `status --json`")[2].partition("\n## ")[0]
     named = re.findall(r"^\| `(\w+)` \|", section, re.MULTILINE)
     assert len(named) >= 10 and set(named) <= set(document)
