@@ -19,7 +19,7 @@ DIGITS = {KIND: 32, "sha256": 64}
 CHUNK = 1 << 22
 
 
-class Digest(Protocol):
+class _Digest(Protocol):
     """What hashlib and xxhash have in common."""
 
     def update(self, content: memoryview, /) -> None: ...
@@ -58,5 +58,5 @@ def has_checksum(descriptor: int, checksum: str) -> bool:
     return digest.hexdigest() == digits
 
 
-def _digest_of(kind: str) -> Digest:
+def _digest_of(kind: str) -> _Digest:
     return xxhash.xxh3_128() if kind == KIND else hashlib.sha256()
