@@ -22,6 +22,7 @@ from llmtrain.run.job_file import JobFile, read_job_file
 from llmtrain.run.layout import RunDir
 from llmtrain.run.lease import Lease, LeaseLostError, acquire
 from llmtrain.run.record import read_record, write_record
+from llmtrain.supervise import storage
 from llmtrain.supervise.control import Control
 from llmtrain.supervise.limits import Limits, limits_for, predicted_step_seconds
 from llmtrain.supervise.metrics_process import MetricsProcess
@@ -51,19 +52,19 @@ def main(
         backend = backend_of(job.spec.cluster, run)
         lease = _take_lease(run, backend, options.wait_for_lease)
     except LlmtrainError as error:
-        sys.stderr.write(f"{error.text()}\n")
+        storage.say(error.text())
         return int(error.exit_status)
     try:
         lease.keep_fresh()
         return int(_supervise(run, job, backend, lease, adjust))
     except LeaseLostError as error:
-        sys.stderr.write(f"{error.text()}\n")
+        storage.say(error.text())
         return int(ExitStatus.FAILED)
     except LlmtrainError as error:
-        sys.stderr.write(f"{error.text()}\n")
+        storage.say(error.text())
         return int(_record_failure(run, lease, error.text(), error.exit_status))
     except Exception as error:
-        traceback.print_exc()
+        storage.say(traceback.format_exc())
         message = f"the supervisor failed: {type(error).__name__}: {error} (see {run.supervisor_log})"
         return int(_record_failure(run, lease, message, ExitStatus.FAILED))
     finally:
@@ -90,9 +91,26 @@ def _supervise(
     is_in_job = isinstance(backend, AllocationBackend) and bool(backend.allocation())
     control = Control(run, limits.save, is_for_good=is_in_job)
     control.listen()
-    supervisor = Supervisor(run, job, backend, lease, control=control, limits=limits)
-    with MetricsProcess(run, job.spec.cluster.metrics, supervisor.tell):
-        return supervisor.run()
+    try:
+        while True:
+            supervisor = Supervisor(run, job, backend, lease, control=control, limits=limits)
+            try:
+                with MetricsProcess(run, job.spec.cluster.metrics, supervisor.tell):
+                    return supervisor.run()
+            except OSError as error:
+                # What it ran has been ended; once there is room again, it goes on like one that is resumed.
+                if not storage.may_pass(error):
+                    raise
+                storage.say(f"the storage takes nothing ({error}); waiting until it does")
+                if not storage.wait_for_storage(run.path, control):
+                    raise
+    except LeaseLostError:
+        raise
+    except LlmtrainError as error:
+        if not control.is_leaving():
+            raise
+        message = "stopped before the attempt began"
+        return _record_failure(run, lease, f"{message} ({error})", ExitStatus.RESUMABLE)
 
 
 def _record_failure(run: RunDir, lease: Lease, message: str, status: ExitStatus) -> ExitStatus:
@@ -101,9 +119,9 @@ def _record_failure(run: RunDir, lease: Lease, message: str, status: ExitStatus)
         record = replace(read_record(run), stage="ended", exit_status=int(status), message=message)
         write_record(run, record, lease)
     except LlmtrainError as error:
-        sys.stderr.write(f"{error.text()}\n")
+        storage.say(error.text())
     except OSError as error:
-        sys.stderr.write(f"{error}\n")
+        storage.say(str(error))
     return status
 
 

@@ -8,6 +8,9 @@ from contextlib import suppress
 
 from llmtrain.run.layout import RunDir
 
+WORD_SECONDS = 3.0
+"""Time for a scheduler's signal to arrive after the first sign of what it means."""
+
 
 class Control:
     """The wish to stop, as seconds that ranks get to save and leave (0: now). It only grows stronger."""
@@ -39,6 +42,12 @@ class Control:
     def is_requested(self) -> bool:
         """Whether a person asked, by the STOP file; signals come from schedulers, too."""
         return self._run.stop_file.exists()
+
+    def is_leaving(self) -> bool:
+        """Whether a stop is wanted. A scheduler that ends a job kills what runs on its nodes at the moment at
+        which it tells us: its word is waited for."""
+        self.sleep(WORD_SECONDS if self._is_for_good else 0.0)
+        return self.wish() is not None
 
     def forget(self) -> None:
         """Take the STOP file away, once it was obeyed."""

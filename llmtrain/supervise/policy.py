@@ -9,7 +9,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from llmtrain.errors import ExitStatus
+from llmtrain.backends.preflight import PreflightError
+from llmtrain.errors import ExitStatus, InfeasibleError, LlmtrainError
 from llmtrain.run.record import AttemptRecord
 
 Action = Literal["finish", "stop", "give_up", "restart"]
@@ -107,6 +108,17 @@ def past_budget(lost_nodes: Sequence[str], budget: Budget) -> Decision | None:
         f"the budget allows {budget.losable_nodes}"
     )
     return short_of_nodes(reason)
+
+
+def not_begun(error: LlmtrainError | None, *, is_leaving: bool) -> Decision:
+    """The end of a run whose attempt did not begin; `is_leaving`: a stop is wanted, and nodes may fail only
+    because a scheduler is ending what runs on them."""
+    if error is None or is_leaving:
+        reason = "stopped before the attempt began"
+        return Decision(action="stop", reason=reason, exit_status=ExitStatus.RESUMABLE)
+    if isinstance(error, InfeasibleError | PreflightError):
+        return short_of_nodes(str(error))
+    return Decision(action="give_up", reason=error.text(), exit_status=error.exit_status)
 
 
 def short_of_nodes(reason: str) -> Decision:

@@ -8,9 +8,8 @@ import time
 from dataclasses import replace
 
 from llmtrain.backends.base import AllocationBackend, Backend
-from llmtrain.backends.preflight import PreflightError
 from llmtrain.config.codec import to_json
-from llmtrain.errors import ExitStatus, InfeasibleError, LlmtrainError
+from llmtrain.errors import ExitStatus, LlmtrainError
 from llmtrain.events.schema import AttemptEnded, AttemptStarted, Decided, Notice, RunEnded
 from llmtrain.events.writer import EventWriter
 from llmtrain.plan.placement import rank_order
@@ -31,7 +30,8 @@ from llmtrain.supervise.members import Members
 from llmtrain.supervise.membership import node_changes, with_losses
 from llmtrain.supervise.node_memory import NodeMemory
 from llmtrain.supervise.pace import Pace
-from llmtrain.supervise.policy import Budget, Decision, History, decide, past_budget, short_of_nodes
+from llmtrain.supervise.policy import Budget, Decision, History, decide, not_begun, past_budget
+from llmtrain.supervise.slow_nodes import slow_nodes_of
 from llmtrain.supervise.standby import StandbyKeeper, standby_settings
 from llmtrain.supervise.step_up import watch_for_nodes
 from llmtrain.supervise.waiting import plan_or_wait
@@ -134,15 +134,9 @@ class Supervisor:
             ensure_corpus(self._run_dir, self._job.spec.recipe, self._control, writer)
             plan = self._plan(number, writer)
         except StopWantedError:
-            return Decision(
-                action="stop",
-                reason="stopped before the attempt began",
-                exit_status=ExitStatus.RESUMABLE,
-            )
-        except (InfeasibleError, PreflightError) as error:
-            return short_of_nodes(str(error))
+            return not_begun(None, is_leaving=True)
         except LlmtrainError as error:
-            return Decision(action="give_up", reason=error.text(), exit_status=error.exit_status)
+            return not_begun(error, is_leaving=self._control.is_leaving())
         record = AttemptRecord(number=number, started=started, nodes=tuple(node.name for node in plan.nodes))
         self._begin(plan, record, first, reason, writer)
         runner = self._runner(plan, writer)
@@ -227,6 +221,7 @@ class Supervisor:
             on_gpu=self._job.spec.cluster.accelerator != "cpu",
             pace=self._pace,
             step_up=watch_for_nodes(self._members, self._record, plan, self._job, self._limits),
+            slow_nodes=slow_nodes_of(self._members, self._record.attempts, plan, self._job, self._limits),
         )
 
     def _environment(self) -> dict[str, str]:

@@ -53,6 +53,8 @@ class TearDown:
             return "the ranks were killed at once"
         if any(end.exit_code != 0 and not end.killed for end in reports.ends.values()):
             return "ranks ended before they could save"
+        if not reports.ends:
+            return "agents and ranks were killed by somebody else"
         return f"the ranks did not leave within {self.grace or 0.0:g} s and were killed"
 
     def _stop_as_asked(self, own_wish: float | None) -> None:
