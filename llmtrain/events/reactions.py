@@ -17,10 +17,10 @@ class StepRecomputed(Payload):
     reason: str
     """nonfinite | overflow (of the scaled gradients in FP16) | corruption"""
     loss: float
-    """Of the second pass."""
+    """Loss of the second pass."""
     grad_norm: float
     layer: str = ""
-    """Where the first pass went wrong first, as far as it is known."""
+    """Layer in which the first pass went wrong first; empty when that is not known."""
     rank: int | None = None
 
 

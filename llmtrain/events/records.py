@@ -67,7 +67,7 @@ class CheckpointPoint:
     bytes: int
     seconds: float
     stall_seconds: float | None = None
-    """That the training waited for; None: all of them."""
+    """Seconds that the training waited for it; None: all of `seconds`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,7 +105,7 @@ class RankState:
     status: RankStatus = RankStatus.STARTING
     phase: str = "start"
     phase_time: float = 0.0
-    """Since when it has been in this phase, epoch seconds."""
+    """When it entered this phase, epoch seconds."""
     step: int = 0
     """Step that it works on, or finished last."""
     last_seen: float = 0.0
@@ -150,7 +150,7 @@ class Member:
     node: str
     status: NodeStatus
     attempt: int
-    """Attempt in which it became so."""
+    """Attempt in which it came into this state."""
     since: float
     """Epoch seconds."""
     reason: str = ""

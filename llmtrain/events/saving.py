@@ -15,16 +15,16 @@ class SaveIntervalSet(Payload):
 
     kind: ClassVar[str] = "save_interval"
     every_steps: int | None = None
-    """Steps between two of them; None: not by step."""
+    """Steps between two checkpoints; None: steps do not count."""
     seconds: float = 0.0
-    """Between two by the timer; 0: the timer is off."""
+    """Seconds between two checkpoints by the timer; 0: the timer is off."""
     source: str = "fixed"
     """fixed (by the recipe) | default | expected (follows the expected failures, no save was measured yet) |
     measured (follows what saves cost and the failures)."""
     stall_seconds: float = 0.0
-    """Of `measured`: mean that the training waits for a save."""
+    """Mean seconds that the training waits for a save; only where `source` is measured."""
     between_failures: float = 0.0
-    """Of `expected` and `measured`: mean seconds between two failures of the run."""
+    """Mean seconds between two failures of the run; only where `source` is expected or measured."""
 
 
 def interval_text(every_steps: int | None, seconds: float) -> str:

@@ -75,7 +75,7 @@ class StepFinished(Payload):
     """Of the samples as they were read by all ranks (`corpus/samples.py`); -1: ranks of one replica read
     different ones. None: not told."""
     data_seconds: float = 0.0
-    """That rank 0 waited for its batch."""
+    """Seconds that rank 0 waited for its batch."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,15 +86,15 @@ class RankStep(Payload):
     step: int
     seconds: float
     compute_seconds: float
-    """Time outside collectives."""
+    """Seconds outside of collectives."""
     data_seconds: float = 0.0
-    """Time waiting for the batch."""
+    """Seconds of waiting for the batch."""
     memory_bytes: int
     """Peak device memory, or resident memory on a CPU."""
     core_wait_seconds: float = 0.0
-    """In which it could have run and had no core (Linux)."""
+    """Seconds in which it could have run but had no core (the run queue's wait, Linux only)."""
     steps: int = 1
-    """Steps that the means are over; `step` is the last one."""
+    """Steps that the means cover; `step` is the last of them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,11 +139,11 @@ class CheckpointCommitted(Payload):
     name: str
     bytes: int
     seconds: float
-    """From its beginning to the commit, most of it beside the training."""
+    """Seconds from its beginning to the commit; most of them run beside the training."""
     stall_seconds: float | None = None
-    """That the training waited for; None: all of them."""
+    """Seconds that the training waited for it; None: all of `seconds`."""
     is_full: bool = True
-    """False: only what has changed since the checkpoint before."""
+    """False: it holds only what has changed since the checkpoint before."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -162,9 +162,9 @@ class SnapshotTaken(Payload):
     kind: ClassVar[str] = "snapshot_taken"
     step: int
     seconds: float
-    """From its beginning to its completion."""
+    """Seconds from its beginning to its completion."""
     stall_seconds: float
-    """That the training waited for."""
+    """Seconds that the training waited for it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

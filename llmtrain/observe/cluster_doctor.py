@@ -38,7 +38,7 @@ class NodeVerdict:
     product_flops: tuple[float, ...] = ()
     """Sustained rate of each GPU, or of one core, FLOP/s."""
     bandwidth: float | None = None
-    """Of its best pair, bytes/s; None: not measured."""
+    """Of the best pair that it is part of, bytes/s; None: not measured."""
     history: str = ""
     """Why it is used last, from earlier verdicts."""
 

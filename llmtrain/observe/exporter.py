@@ -39,7 +39,7 @@ class Exporter(Collector):
         yield from found
 
     def describe(self) -> list[Metric]:
-        """Nothing: names depend on what the runs have told."""
+        """No family: which ones there are depends on what the runs have told so far."""
         return []
 
     def _views(self) -> Iterator[RunView]:
@@ -54,7 +54,7 @@ class Exporter(Collector):
             except (RunError, OSError):
                 continue
             if view.state.ended and now - view.state.ended.time > self._forget:
-                # Looked at no more: a run that is resumed later is a matter of a new exporter.
+                # From here on it is not looked at; a run that is resumed later needs a new exporter.
                 self._readers.pop(run.path, None)
                 self._over.add(run.path)
                 continue

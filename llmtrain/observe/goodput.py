@@ -37,7 +37,7 @@ class Goodput:
     productive: float = 0.0
     """Steps that count, at the pace of the planned layout."""
     slow: float = 0.0
-    """That steps which count took longer on a lower rung of the ladder."""
+    """What steps that count took beyond that pace, on a lower rung of the ladder."""
     lost: float = 0.0
     """Steps that had to be done again."""
     start: float = 0.0
@@ -45,7 +45,7 @@ class Goodput:
     load: float = 0.0
     """Restoring a checkpoint."""
     checkpoint: float = 0.0
-    """Training waited for saves."""
+    """Waiting for saves."""
     evaluation: float = 0.0
     detect: float = 0.0
     """From a failed attempt's last step to the first finding."""
@@ -57,7 +57,7 @@ class Goodput:
     gpu_hours: float = 0.0
     """Accelerators (ranks) of the attempts, times the hours that they were held."""
     productive_gpu_hours: float = 0.0
-    """Of these, in steps that count."""
+    """The share of these that went into steps that count."""
 
     @property
     def other(self) -> float:

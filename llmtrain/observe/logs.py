@@ -98,7 +98,7 @@ def log_files(run: RunDir, *, rank: int | None = None, attempt: int | None = Non
 
 
 def run_over(run: RunDir) -> Callable[[], bool]:
-    """A question that may be asked again and again: does the run not go on any more?"""
+    """A function that tells whether the run is over; it may be asked again and again."""
     reader = RunReader(run)
 
     def over() -> bool:

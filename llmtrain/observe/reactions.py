@@ -11,7 +11,7 @@ MOST_LAYERS = 3
 
 
 def reactions_document(reactions: Reactions) -> dict[str, Any]:
-    """Of `status --json`."""
+    """The part of `status --json` that tells of them."""
     return {
         "recomputed": reactions.recomputed,
         "skipped": reactions.skipped,

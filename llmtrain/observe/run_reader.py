@@ -114,7 +114,7 @@ class RunReader:
         return events
 
     def advance(self) -> RunState:
-        """The same as `poll` for who needs the state only; holds no event in memory."""
+        """Like `poll`, for callers that need only the state; holds no event in memory."""
         self.state = fold(self._events(), self.state)
         return self.state
 

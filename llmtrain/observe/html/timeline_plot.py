@@ -33,7 +33,7 @@ class Bar:
     colour: str
     """Class of the style sheet."""
     title: str
-    """Told by the mouse."""
+    """Shown when the mouse rests on it."""
     number: str = ""
 
 
