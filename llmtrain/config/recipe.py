@@ -122,6 +122,10 @@ class FaultConfig:
     memory, about 0.3 GB of host memory a rank, and no CPU."""
     standby_after: Duration = 30.0
     """Training time in an attempt before they are started; a training that ends soon after goes without."""
+    slow_ranks: Literal["tell", "replace"] = "tell"
+    """What follows when a rank stays slower than its peers for minutes. `tell`: it is named with its node;
+    `replace`: a spare takes the node's place where there is one and the time gained until the next failure is
+    expected to exceed `failures.restart`, else at the next restart; the node stays as the last spare."""
     inject: tuple[InjectedFault, ...] = ()
     """For rehearsals only: faults made on purpose, e.g. `--set 'faults.inject=[{kind: nan, step: 5}]'`."""
 

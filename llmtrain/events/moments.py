@@ -46,9 +46,10 @@ def describe(event: Event) -> Moment | None:
 
 def _sentence(event: Event) -> tuple[str, str] | None:
     match event.payload:
-        case SlowRank(rank=rank, node=node, excess=excess, peers=peers):
+        case SlowRank(rank=rank, node=node, excess=excess, peers=peers, confirmed=confirmed):
             others = "its peer" if peers == 1 else f"{peers} peers"
-            return "warning", f"rank {rank} on {node} is slow: it computes {excess:.1%} longer than {others}"
+            slow = "has been slow for minutes" if confirmed else "is slow"
+            return "warning", f"rank {rank} on {node} {slow}: it computes {excess:.1%} longer than {others}"
         case Found(message=message):
             return "warning", message
         case Decided(action="restart"):

@@ -35,3 +35,5 @@ class SlowRank(Payload):
     step: int
     peers: int
     """Ranks that it was compared with."""
+    confirmed: bool = False
+    """Whether it was slow for minutes, and not for some steps."""

@@ -24,10 +24,11 @@ from llmtrain.supervise.limits import Limits
 from llmtrain.supervise.pace import Pace
 from llmtrain.supervise.policy import AttemptEnd
 from llmtrain.supervise.post_mortem import examine, write_post_mortem
+from llmtrain.supervise.slow_nodes import SlowNodes
 from llmtrain.supervise.standby import StandbyKeeper
 from llmtrain.supervise.start_up import StartUp
-from llmtrain.supervise.step_up import STEPPED_UP, StepUp
-from llmtrain.supervise.stragglers import stragglers_of
+from llmtrain.supervise.step_up import REPLACED, STEPPED_UP, StepUp
+from llmtrain.supervise.stragglers import Straggler, stragglers_of
 from llmtrain.supervise.tear_down import TearDown
 
 SETTLE_SECONDS = 0.5
@@ -54,11 +55,14 @@ class AttemptRunner:
         on_gpu: bool,
         pace: Pace | None = None,
         step_up: StepUp | None = None,
+        slow_nodes: SlowNodes,
     ) -> None:
-        """`pace` is that of the attempt before; `step_up` says when to end it for a better one."""
+        """`pace` is that of the attempt before; `step_up` and `slow_nodes` say when to end it for a better
+        one."""
         self._plan, self._limits, self._control, self._writer = plan, limits, control, writer
         self._run_id, self._attempt, self._on_gpu = run.run_id, run.attempt(plan.number), on_gpu
-        self._standby, self._step_up, self._gain = standby, step_up, ""
+        self._standby, self._step_up, self._slow_nodes = standby, step_up, slow_nodes
+        self._gain, self._gain_by = "", STEPPED_UP
         self._found: list[Finding] = []
         waiting = standby.take(plan)
         self._is_warm = waiting is not None
@@ -113,9 +117,10 @@ class AttemptRunner:
                     return first
             if ended_well(crew.reports) or self._control.wish() is not None:
                 return None
-            if self._step_up is not None and (gain := self._step_up.due(crew.state)):
-                self._gain = gain
-                self._note(f"the ranks save and leave: {gain}", level="info")
+            if self._step_up is not None and not self._gain:
+                self._gain = self._step_up.due(crew.state)
+            if self._gain:
+                self._note(f"the ranks save and leave: {self._gain}", level="info")
                 return None
             self._standby.look(crew, self._note)
         return None
@@ -130,9 +135,21 @@ class AttemptRunner:
         ):
             node = self._crew.reports.node_of.get(slow.rank)
             name = "" if node is None else self._crew.name(node)
-            self._writer.emit(
-                SlowRank(rank=slow.rank, node=name, excess=slow.excess, step=slow.step, peers=slow.peers)
+            self._tell_slow(slow, name)
+            if gain := self._slow_nodes.take(name, slow):
+                self._gain, self._gain_by = gain, REPLACED
+
+    def _tell_slow(self, slow: Straggler, node: str) -> None:
+        self._writer.emit(
+            SlowRank(
+                rank=slow.rank,
+                node=node,
+                excess=slow.excess,
+                step=slow.step,
+                peers=slow.peers,
+                confirmed=slow.is_confirmed,
             )
+        )
 
     def _may_be_an_echo(self, finding: Finding) -> bool:
         """Whether the cause of a consequence may still be on its way."""
@@ -195,7 +212,7 @@ class AttemptRunner:
             return AttemptEnd(
                 outcome=outcome,
                 stop_wanted=stop_wanted,
-                cause=STEPPED_UP if left_for else "",
+                cause=self._gain_by if left_for else "",
                 message=left_for,
                 gain=left_for,
             )

@@ -36,7 +36,9 @@ class Members:
     def __init__(self, run: RunDir, job: JobFile, backend: Backend, limits: Limits) -> None:
         self._run_dir, self._job, self._backend, self._limits = run, job, backend, limits
         self._allowance = read_allowance(run)
-        self._suspects: Mapping[str, str] = {}
+        self.suspects: Mapping[str, str] = {}
+        """Nodes with a recent conviction, which are used last, and which."""
+        self._convicted: dict[str, str] = {}
         self.nodes: tuple[Node, ...] = ()
         """Nodes that could be reached when they were looked at last, in the order of their ranks."""
 
@@ -83,7 +85,7 @@ class Members:
             known |= {node.name: node for node in back}
             wanted = tuple(node.name for node in back)
         ordered = dict.fromkeys((*record.nodes, *known))
-        self.nodes = tuple(known[name] for name in ordered if name in known)
+        self.nodes = reliable_first([known[name] for name in ordered if name in known], self._convicted)
         return with_returned(record, [name for name in wanted if name in known])
 
     def gain(self, record: RunRecord, rung: int, pays: Callable[[Layout], bool]) -> str:
@@ -122,7 +124,7 @@ class Members:
         """The next attempt. Raises InfeasibleError when nothing fits, RunError for a damaged ladder."""
         batch = self._job.spec.recipe.batch.global_size
         rungs = () if self._has_enough(record) else read_ladder(self._run_dir, batch)
-        return choose(self._job, rungs, self.nodes, record.away, number=number, suspects=self._suspects)
+        return choose(self._job, rungs, self.nodes, record.away, number=number, suspects=self.suspects)
 
     def remember(self, before: RunRecord, after: RunRecord) -> None:
         """Let other runs know of nodes that this one has lost."""
@@ -132,6 +134,13 @@ class Members:
             for loss in new
         ]
         remember(self._storage, losses)
+
+    def convict(self, node: str, why: str) -> None:
+        """A node is slow: it is used last from the next attempt on, and other runs learn of it."""
+        word = Verdict(node=node, time=time.time(), verdict="slow", why=why, by=self._run_dir.run_id)
+        remember(self._storage, [word])
+        self._convicted[node] = f"slow: {why}"
+        self._take(self.nodes)
 
     def left(self, record: RunRecord) -> int:
         """How many nodes are left."""
@@ -146,8 +155,8 @@ class Members:
     def _take(self, nodes: Sequence[Node]) -> None:
         """Nodes in the order of their ranks: those with a recent conviction come last."""
         gpus = {node.name: node.gpus for node in nodes}
-        self._suspects = suspects(recall(self._storage), gpus, time.time())
-        self.nodes = reliable_first(nodes, self._suspects)
+        self.suspects = {**suspects(recall(self._storage), gpus, time.time()), **self._convicted}
+        self.nodes = reliable_first(nodes, self.suspects)
 
     def _preflight(self, record: RunRecord) -> RunRecord:
         """Nodes that have become unfit since the last attempt are left out. What is wrong with all of them is

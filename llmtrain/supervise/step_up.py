@@ -18,14 +18,17 @@ from llmtrain.supervise.members import Members
 
 STEPPED_UP = "step_up"
 """Cause of an attempt's end that nothing was wrong with."""
+REPLACED = "replace_slow"
+"""Cause of an attempt's end that was left for one without a slow node."""
+FOR_GAIN = (STEPPED_UP, REPLACED)
 LONGEST_BACK_OFF = 32
 """Times the first one; it doubles with every step up."""
 
 
-def may_step_up(attempts: Sequence[AttemptRecord], now: float, back_off: float) -> bool:
-    """Whether the last step up is long enough ago: `back_off` seconds, and twice as long after each further
-    one, so that a node that comes and goes costs few restarts. `now`: epoch seconds."""
-    ended = [attempt.ended or now for attempt in attempts if attempt.cause == STEPPED_UP]
+def may_restart_for_gain(attempts: Sequence[AttemptRecord], now: float, back_off: float) -> bool:
+    """Whether the last restart without a failure is long enough ago: `back_off` seconds, and twice as long
+    after each further one, so that a node that comes and goes costs few. `now`: epoch seconds."""
+    ended = [attempt.ended or now for attempt in attempts if attempt.cause in FOR_GAIN]
     return not ended or now - ended[-1] >= back_off * min(LONGEST_BACK_OFF, 2 ** (len(ended) - 1))
 
 
@@ -101,7 +104,7 @@ def watch_for_nodes(
         return pays(plan.layout, better, batch, between, failures.restart)
 
     def gain() -> str:
-        if not may_step_up(record.attempts, time.time(), limits.step_up_back_off):
+        if not may_restart_for_gain(record.attempts, time.time(), limits.step_up_back_off):
             return ""
         return members.gain(record, plan.rung, does_pay)
 

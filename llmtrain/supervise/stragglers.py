@@ -18,7 +18,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections import deque
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 
@@ -62,6 +62,8 @@ class Straggler:
     step: int
     peers: int
     """Ranks that it was compared with."""
+    is_confirmed: bool = False
+    """Whether it was slow in long windows, and not just in the last steps."""
 
 
 Role = Hashable
@@ -169,12 +171,7 @@ class Stragglers:
         if len(ranks) < 2 or not all(each in window for each in ranks):
             return []
         self._take_window({each: window[each] for each in ranks}, steps)
-        found = {each: self._excess(each, ranks) for each in ranks}
-        return [
-            Straggler(rank=each, excess=excess, step=step, peers=len(ranks) - 1)
-            for each, excess in found.items()
-            if excess is not None
-        ]
+        return [found for each in ranks for found in self._look(each, ranks, step)]
 
     def _take_window(self, times: Mapping[int, tuple[float, float]], steps: int) -> None:
         ordered = sorted(seconds for seconds, _ in times.values())
@@ -187,14 +184,15 @@ class Stragglers:
             long.ratios.append(seconds / usual)
             long.seconds += seconds * steps
 
-    def _excess(self, rank: int, ranks: Sequence[int]) -> float | None:
-        found = self._swift.excess(rank, ranks)
-        long = self._long[rank]
+    def _look(self, rank: int, ranks: Sequence[int], step: int) -> Iterator[Straggler]:
+        peers, long = len(ranks) - 1, self._long[rank]
+        if excess := self._swift.excess(rank, ranks):
+            yield Straggler(rank=rank, excess=excess, step=step, peers=peers)
         if long.is_full:
             self._patient.add(rank, statistics.fmean(long.ratios))
             self._long[rank] = LongWindow()
-            return found or self._patient.excess(rank, ranks)
-        return found
+            if excess := self._patient.excess(rank, ranks):
+                yield Straggler(rank=rank, excess=excess, step=step, peers=peers, is_confirmed=True)
 
 
 def stragglers_of(layout: Layout, batch: BatchConfig) -> Stragglers:

@@ -16,7 +16,7 @@ from llmtrain.run.job_file import read_attempt_file, read_job_file
 from llmtrain.run.layout import RunDir
 from llmtrain.run.record import AttemptRecord, read_record
 from llmtrain.supervise.allowance import allow_fewer
-from llmtrain.supervise.step_up import may_step_up
+from llmtrain.supervise.step_up import may_restart_for_gain
 from tests.support import breakable
 from tests.support import stand_in_runs as runs
 
@@ -185,10 +185,11 @@ def test_steps_up_back_off() -> None:
         return AttemptRecord(number=1, started=0.0, ended=ended, outcome="stopped", cause="step_up")
 
     failed = AttemptRecord(number=1, started=0.0, ended=99.0, outcome="failed", cause="hang")
-    assert may_step_up([failed], 100.0, 60.0)
-    assert not may_step_up([up(100.0)], 159.0, 60.0) and may_step_up([up(100.0), failed], 160.0, 60.0)
+    assert may_restart_for_gain([failed], 100.0, 60.0)
+    assert not may_restart_for_gain([up(100.0)], 159.0, 60.0)
+    assert may_restart_for_gain([up(100.0), failed], 160.0, 60.0)
     twice = [up(100.0), up(200.0)]
-    assert not may_step_up(twice, 319.0, 60.0) and may_step_up(twice, 320.0, 60.0)
+    assert not may_restart_for_gain(twice, 319.0, 60.0) and may_restart_for_gain(twice, 320.0, 60.0)
 
 
 def test_a_node_in_quarantine_is_not_taken_up(make: Callable[..., RunDir]) -> None:

@@ -142,6 +142,8 @@ class Rank:
             while True:  # A signal interrupts one sleep.
                 time.sleep(600)
         time.sleep(self.behaviour.get("step_seconds", 0.1))
+        if "slow" in self.behaviour:
+            self.tell_compute_time(step)
         if self.rank == 0:
             self.events.emit(
                 schema.StepFinished(
@@ -156,6 +158,23 @@ class Rank:
             )
         if step % self.behaviour.get("checkpoint_every", 2) == 0:
             self.save(step)
+
+    def tell_compute_time(self, step: int) -> None:
+        """As if each step took ten seconds, and the slow rank's longer by a share; all ranks end it together,
+        as they would in a collective."""
+        self.meet(step)
+        slow = self.behaviour["slow"]
+        is_slow = self.rank == slow["rank"] and self.attempt in slow.get("attempts", [1])
+        seconds = 10.0 * (1.0 + slow["excess"] * is_slow)
+        self.events.emit(schema.RankStep(step=step, seconds=seconds, compute_seconds=seconds, memory_bytes=1))
+
+    def meet(self, step: int) -> None:
+        """Wait until all ranks have come to a step."""
+        here = self.run.path / "met" / f"{self.attempt}-{step}"
+        here.mkdir(parents=True, exist_ok=True)
+        (here / str(self.rank)).touch()
+        while len(list(here.iterdir())) < int(os.environ["WORLD_SIZE"]) and not self.stopped:
+            time.sleep(0.002)
 
     def save(self, step: int) -> None:
         if self.rank == 0 and not self.behaviour.get("no_checkpoints"):

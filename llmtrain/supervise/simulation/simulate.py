@@ -23,7 +23,7 @@ from llmtrain.supervise.simulation.account import Account
 from llmtrain.supervise.simulation.model import Scenario
 from llmtrain.supervise.simulation.trace import Incident, draw_trace
 from llmtrain.supervise.simulation.watch import Watch
-from llmtrain.supervise.step_up import STEPPED_UP, may_step_up, pays
+from llmtrain.supervise.step_up import STEPPED_UP, may_restart_for_gain, pays
 
 END_SECONDS = 1e-3
 """What rounding leaves of the time is no attempt."""
@@ -167,7 +167,7 @@ class _Simulation:
         )
         for moment in moments:
             at = max(moment, self._now) + limits.step_up_look
-            while not may_step_up(record.attempts, at, limits.step_up_back_off):
+            while not may_restart_for_gain(record.attempts, at, limits.step_up_back_off):
                 at += limits.step_up_look
             back = {
                 name
