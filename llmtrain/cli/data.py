@@ -63,7 +63,7 @@ def _prepare(
 
     Killed or out of space, it goes on where it was when started again.
     """
-    from llmtrain.corpus.prepare import prepare_folder
+    from llmtrain.corpus.preparation.prepare import prepare_folder
 
     begin = time.monotonic()
     corpus = prepare_folder(
@@ -95,8 +95,8 @@ def _train_tokenizer(
     as_json: Json = False,
 ) -> None:
     """Train a byte-level BPE tokenizer on sources; `data.tokenizer` of a recipe can name the folder."""
+    from llmtrain.corpus.preparation.train_tokenizer import train_tokenizer
     from llmtrain.corpus.progress import Progress
-    from llmtrain.corpus.train_tokenizer import train_tokenizer
     from llmtrain.units import parse_bytes
 
     report = reporter()

@@ -10,7 +10,7 @@ from llmtrain.config.data import DataConfig
 from llmtrain.config.recipe import Recipe
 from llmtrain.corpus.document_index import DocumentTokens
 from llmtrain.corpus.document_order import ShuffledDocuments, make_order, order_path
-from llmtrain.corpus.prepare import prepare
+from llmtrain.corpus.preparation.prepare import prepare
 from llmtrain.corpus.prepared import PreparedCorpus, is_prepared, open_prepared
 from llmtrain.corpus.progress import Progress, Report
 from llmtrain.corpus.samples import DocumentWindows, Samples, Windows, seed_of

@@ -36,7 +36,7 @@ print(json.dumps([spent() - before, tokens]))
 OURS = """
 import json, resource, sys
 from pathlib import Path
-from llmtrain.corpus.prepare import prepare_folder
+from llmtrain.corpus.preparation.prepare import prepare_folder
 def spent():
     usage = resource.getrusage(resource.RUSAGE_SELF)
     return usage.ru_utime + usage.ru_stime
@@ -50,7 +50,7 @@ print(json.dumps([spent() - before, corpus.train.tokens + corpus.validation.toke
 
 def texts(megabytes: float) -> list[str]:
     """Documents of the standard library's sources, cut and repeated to a size."""
-    from llmtrain.corpus.sources import STANDARD_LIBRARY, find_files
+    from llmtrain.corpus.preparation.sources import STANDARD_LIBRARY, find_files
 
     found, size, wanted = [], 0, megabytes * 1e6
     files = [file.path.read_text(encoding="utf-8", errors="replace") for file in find_files(STANDARD_LIBRARY)]
@@ -81,7 +81,7 @@ def measure(code: str, *arguments: str) -> tuple[float, int]:
 
 def main() -> None:
     """Print one line a round."""
-    from llmtrain.corpus.train_tokenizer import train_tokenizer
+    from llmtrain.corpus.preparation.train_tokenizer import train_tokenizer
 
     megabytes = float(sys.argv[1]) if len(sys.argv) > 1 else 20.0
     rounds = int(sys.argv[2]) if len(sys.argv) > 2 else 5

@@ -20,7 +20,7 @@ import torch
 
 from llmtrain.config.job import resolve
 from llmtrain.config.layout import Layout
-from llmtrain.corpus.prepare import prepare
+from llmtrain.corpus.preparation.prepare import prepare
 from llmtrain.corpus.prepared import open_prepared
 from llmtrain.engine.build import Parts, build_parts
 from llmtrain.engine.device import choose_device

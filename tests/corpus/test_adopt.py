@@ -11,7 +11,7 @@ import pytest
 
 from llmtrain.cli.main import run
 from llmtrain.config.data import DataConfig
-from llmtrain.corpus.prepare import prepare, prepare_folder
+from llmtrain.corpus.preparation.prepare import prepare, prepare_folder
 from llmtrain.corpus.prepared import open_prepared
 from llmtrain.errors import CorpusError, UsageError
 from tests.corpus.test_token_file import write_megatron

@@ -12,8 +12,8 @@ import pytest
 import zstandard
 from pyarrow import parquet
 
-from llmtrain.corpus.prepare import prepare_folder
-from llmtrain.corpus.sources import cut_into_parts, find_files
+from llmtrain.corpus.preparation.prepare import prepare_folder
+from llmtrain.corpus.preparation.sources import cut_into_parts, find_files
 from llmtrain.errors import CorpusError, UsageError
 from tests.corpus.conftest import paragraph
 from tests.corpus.test_prepare import texts

@@ -16,11 +16,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from llmtrain.config.data import DataConfig
-from llmtrain.corpus import sources
-from llmtrain.corpus.documents import read_sections
-from llmtrain.corpus.prepare import prepare, prepare_folder
+from llmtrain.corpus.preparation import sources
+from llmtrain.corpus.preparation.documents import read_sections
+from llmtrain.corpus.preparation.prepare import prepare, prepare_folder
+from llmtrain.corpus.preparation.sources import SourceFile, cut_into_parts, find_files
 from llmtrain.corpus.prepared import open_prepared
-from llmtrain.corpus.sources import SourceFile, cut_into_parts, find_files
 from llmtrain.errors import UsageError
 from tests.corpus.conftest import paragraph
 from tests.corpus.test_token_file import read_megatron
@@ -169,8 +169,8 @@ def test_progress_reaches_the_total(tmp_path, jsonl):
 
 SCRIPT = """
 import sys
-from llmtrain.corpus import sources
-from llmtrain.corpus.prepare import prepare_folder
+from llmtrain.corpus.preparation import sources
+from llmtrain.corpus.preparation.prepare import prepare_folder
 sources.cut_into_parts.__defaults__ = (20_000,)
 if __name__ == "__main__":
     from pathlib import Path

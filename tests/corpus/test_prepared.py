@@ -10,7 +10,7 @@ import sys
 import pytest
 
 from llmtrain.config.data import DataConfig
-from llmtrain.corpus.prepare import prepare, prepare_folder
+from llmtrain.corpus.preparation.prepare import prepare, prepare_folder
 from llmtrain.corpus.prepared import open_prepared
 from llmtrain.errors import CorpusError, UsageError
 from tests.corpus.conftest import paragraph
@@ -131,7 +131,7 @@ def test_memory_stays_bounded(tmp_path):
             stream.write(json.dumps({"text": paragraph(n) * 120}) + "\n")
     assert path.stat().st_size > 30 << 20
     code = (
-        "import resource,sys;from pathlib import Path;from llmtrain.corpus.prepare import prepare_folder\n"
+        "import resource,sys;from pathlib import Path;from llmtrain.corpus.preparation.prepare import prepare_folder\n"
         "before=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss\n"
         "prepare_folder([sys.argv[1]],Path(sys.argv[2]),workers=1)\n"
         "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss-before)"

@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from llmtrain.cli.main import run
-from llmtrain.corpus.prepare import prepare_folder
-from llmtrain.corpus.train_tokenizer import train_tokenizer
+from llmtrain.corpus.preparation.prepare import prepare_folder
+from llmtrain.corpus.preparation.train_tokenizer import train_tokenizer
 from llmtrain.errors import UsageError
 from tests.corpus.conftest import paragraph
 

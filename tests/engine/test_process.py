@@ -21,7 +21,7 @@ from llmtrain.config.job import job_spec
 from llmtrain.config.layout import Layout
 from llmtrain.config.model import ModelConfig
 from llmtrain.config.recipe import BatchConfig, Recipe, TrainConfig
-from llmtrain.corpus.prepare import prepare
+from llmtrain.corpus.preparation.prepare import prepare
 from llmtrain.events.event import Event
 from llmtrain.events.reader import read_events
 from llmtrain.events.schema import (

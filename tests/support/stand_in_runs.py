@@ -40,7 +40,7 @@ def make_run(path: Path, *, overrides: tuple[str, ...] = (), **behaviour: object
 
 def prepared_corpus(folder: Path) -> Path:
     """A tiny prepared corpus that all stand-in runs of a test session share."""
-    from llmtrain.corpus.prepare import prepare_folder
+    from llmtrain.corpus.preparation.prepare import prepare_folder
 
     text = folder / "text.txt"
     text.write_text("to be or not to be, that is the question\n" * 2000)

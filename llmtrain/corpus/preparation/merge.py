@@ -12,7 +12,7 @@ from typing import BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 
-from llmtrain.corpus.parts import PartResult, part_file
+from llmtrain.corpus.preparation.parts import PartResult, part_file
 from llmtrain.corpus.prepared import SplitInfo
 from llmtrain.corpus.token_file import CODES, HEAD, MAGIC
 

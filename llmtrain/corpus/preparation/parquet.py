@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from llmtrain.corpus.compression import needs_package
+from llmtrain.corpus.preparation.compression import needs_package
 from llmtrain.errors import CorpusError, UsageError
 
 COLUMN = "text"

@@ -8,9 +8,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import BinaryIO
 
-from llmtrain.corpus.compression import open_input
-from llmtrain.corpus.parquet import read_column
-from llmtrain.corpus.sources import FileRange
+from llmtrain.corpus.preparation.compression import open_input
+from llmtrain.corpus.preparation.parquet import read_column
+from llmtrain.corpus.preparation.sources import FileRange
 from llmtrain.errors import CorpusError, UsageError
 
 BLOCK = 1 << 18

@@ -8,10 +8,10 @@ from math import ceil
 from pathlib import Path
 from typing import Any
 
-from llmtrain.corpus.documents import read_sections
-from llmtrain.corpus.parts import split_of
+from llmtrain.corpus.preparation.documents import read_sections
+from llmtrain.corpus.preparation.parts import split_of
+from llmtrain.corpus.preparation.sources import FileRange, find_files
 from llmtrain.corpus.prepared import TRAIN
-from llmtrain.corpus.sources import FileRange, find_files
 from llmtrain.errors import CorpusError, UsageError
 from llmtrain.run.atomic import write_atomic
 

@@ -15,9 +15,9 @@ from typing import Any, BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 
-from llmtrain.corpus.documents import Section, read_sections
+from llmtrain.corpus.preparation.documents import Section, read_sections
+from llmtrain.corpus.preparation.sources import FileRange
 from llmtrain.corpus.prepared import TRAIN, VALIDATION
-from llmtrain.corpus.sources import FileRange
 from llmtrain.corpus.token_file import token_dtype
 from llmtrain.corpus.tokenizer import Tokenizer
 from llmtrain.errors import CorpusError

@@ -11,8 +11,8 @@ from concurrent.futures.process import BrokenProcessPool
 from multiprocessing import get_context
 from pathlib import Path
 
-from llmtrain.corpus.parts import PartResult, make_part
-from llmtrain.corpus.sources import FileRange
+from llmtrain.corpus.preparation.parts import PartResult, make_part
+from llmtrain.corpus.preparation.sources import FileRange
 from llmtrain.corpus.tokenizer import Tokenizer, load_tokenizer
 from llmtrain.errors import CorpusError
 

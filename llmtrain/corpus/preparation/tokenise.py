@@ -12,8 +12,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from llmtrain.config.codec import canonical_json
-from llmtrain.corpus.merge import merge_split
-from llmtrain.corpus.parts import PartResult, finished_part, make_part
+from llmtrain.corpus.preparation.merge import merge_split
+from llmtrain.corpus.preparation.parts import PartResult, finished_part, make_part
+from llmtrain.corpus.preparation.sources import FileRange, cut_into_parts, describe, find_files
+from llmtrain.corpus.preparation.workers import make_parts
 from llmtrain.corpus.prepared import (
     MANIFEST,
     TRAIN,
@@ -23,10 +25,8 @@ from llmtrain.corpus.prepared import (
     manifest_document,
 )
 from llmtrain.corpus.progress import Progress, Report
-from llmtrain.corpus.sources import FileRange, cut_into_parts, describe, find_files
 from llmtrain.corpus.token_file import token_dtype
 from llmtrain.corpus.tokenizer import Tokenizer, load_tokenizer
-from llmtrain.corpus.workers import make_parts
 from llmtrain.errors import UsageError
 from llmtrain.run.atomic import sync_folder, write_atomic, write_json
 

@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import Protocol
 
 from llmtrain.config.data import DataConfig
-from llmtrain.corpus.adopt import adoption, is_indexed
+from llmtrain.corpus.preparation.adopt import adoption, is_indexed
+from llmtrain.corpus.preparation.tokenise import tokenise_job
 from llmtrain.corpus.prepared import PreparedCorpus, is_prepared, open_prepared
 from llmtrain.corpus.progress import Progress, Report
-from llmtrain.corpus.tokenise import tokenise_job
 from llmtrain.corpus.tokenizer import load_tokenizer
 from llmtrain.errors import CorpusError, UsageError
 
