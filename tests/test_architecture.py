@@ -208,6 +208,17 @@ def test_readme_names_only_commands_and_options_that_exist(capsys) -> None:
             assert re.search(rf"(^|[\s,]){option}\b", shown.out), f"{words}: no {option}"
 
 
+def test_files_that_docstrings_and_comments_name_exist() -> None:
+    known = {"/".join(path.parts[start:]) for path in SOURCES for start in range(len(path.parts))}
+    stale = [
+        f"{relative(path)}: {name}"
+        for path in SOURCES
+        for name in re.findall(r"`([\w./-]+\.py)`", path.read_text(encoding="utf-8"))
+        if name not in known
+    ]
+    assert not stale, "\n".join(stale)
+
+
 def test_readme_lists_every_exit_code() -> None:
     rows = dict(re.findall(r"^\| (\d+) \| (.+?) \|", readme(), re.MULTILINE))
     assert {int(code) for code in rows} == {int(status) for status in ExitStatus}

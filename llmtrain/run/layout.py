@@ -20,7 +20,7 @@ class AttemptDir:
 
     @property
     def attempt_json(self) -> Path:
-        """What this attempt runs: layout, nodes, where it restores from (`run/attempt.py`)."""
+        """What this attempt runs: layout, nodes, where it restores from (`run/job_file.py`)."""
         return self.path / "attempt.json"
 
     @property
@@ -165,7 +165,7 @@ class RunDir:
 
     @property
     def checkpoints(self) -> Path:
-        """Folder of `step-*/` (`run/checkpoints.py`)."""
+        """Folder of `step-*/` (`run/checkpoints/`)."""
         return self.path / "checkpoints"
 
     def rescued(self, snapshot: str) -> Path:
