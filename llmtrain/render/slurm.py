@@ -59,6 +59,9 @@ def render_slurm(job: JobFile, run: RunDir, *, python: str) -> str:
     """Text of `scripts/slurm.sh`. `python` has llmtrain on the host that runs the batch step."""
     cluster = job.spec.cluster
     config = slurm_config(cluster.backend.slurm)
+    if config.container is not None and set(",:") & set(str(run.path.parent)):
+        message = f"{run.path.parent} cannot be mounted into a container: it holds a colon or a comma"
+        raise ConfigError([Problem("--run-dir", message, "name a folder without them")])
     text: str = (
         environment()
         .get_template("slurm.sh.j2")

@@ -87,8 +87,12 @@ def _take_lease(run: RunDir, backend: Backend, patience: float) -> Lease:
 def _supervise(
     run: RunDir, job: JobFile, backend: Backend, lease: Lease, adjust: Callable[[Limits], Limits]
 ) -> ExitStatus:
-    limits = adjust(limits_for(predicted_step_seconds(run.plan_json), job.spec.cluster.patience))
     is_in_job = isinstance(backend, AllocationBackend) and bool(backend.allocation())
+    record = read_record(run)
+    if is_in_job and record.stage == "ended" and record.exit_status == ExitStatus.DONE:
+        sys.stderr.write("the run is done; its job was started again by somebody else\n")
+        return ExitStatus.DONE
+    limits = adjust(limits_for(predicted_step_seconds(run.plan_json), job.spec.cluster.patience))
     control = Control(run, limits.save, is_for_good=is_in_job)
     control.listen()
     try:
@@ -101,9 +105,9 @@ def _supervise(
                 # What it ran has been ended; once there is room again, it goes on like one that is resumed.
                 if not storage.may_pass(error):
                     raise
-                storage.say(f"the storage takes nothing ({error}); waiting until it does")
                 if not storage.wait_for_storage(run.path, control):
                     raise
+                storage.say(f"went on after: {error}")
     except LeaseLostError:
         raise
     except LlmtrainError as error:

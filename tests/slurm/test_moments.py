@@ -23,7 +23,7 @@ import pytest
 from llmtrain.run.layout import RunDir
 from llmtrain.run.lease import read_holder
 from llmtrain.run.record import read_record
-from tests.support import stand_in
+from tests.support import shadow_torch
 from tests.support.launches import sets
 from tests.support.slurm_beds import SlurmBed
 from tests.support.stand_in_runs import events, step_reached, wait_for
@@ -32,17 +32,6 @@ pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
 
 STEPS = 14
 BEHAVIOUR = {"steps": STEPS, "step_seconds": 0.15, "checkpoint_every": 3}
-TORCHRUN = """\
-import os, shutil, sys
-from pathlib import Path
-options = dict(word.lstrip("-").split("=", 1) for word in sys.argv[1:] if word.startswith("--"))
-run = Path(sys.argv[-1]).parent
-shutil.copy(Path(__file__).parent / "behaviour.json", run)
-words = [run, options["rdzv-id"].rpartition(".")[2], options["node-rank"], options["nproc-per-node"]]
-command = [sys.executable, {stand_in!r}, "launcher", *map(str, words), options["nnodes"]]
-os.execv(sys.executable, command)
-"""
-"""In the place of torch.distributed.run: what `launch` and `resume` render is run as it is."""
 ALIVE = ("PENDING", "CONFIGURING", "RUNNING", "SUSPENDED", "REQUEUED", "REQUEUE_HOLD", "SPECIAL_EXIT")
 GONE_SECONDS = 2.0
 """After which a job that was ended has not come back."""
@@ -152,6 +141,8 @@ class Stage:
 
     def assert_gone(self) -> None:
         """No job, and no process on any node; and it stays so."""
+        if self.is_done():  # Its job takes a moment more, and there is nothing to be stopped.
+            wait_for(lambda: self.state() not in ALIVE, 30, "the job to end")
         assert self.state() not in ALIVE, self.state()
         time.sleep(GONE_SECONDS)
         assert self.state() not in ALIVE, f"the job came back: {self.state()}"
@@ -182,22 +173,8 @@ class Stage:
 @pytest.fixture
 def launch(profile: Path, shared: Path, corpus: Path) -> list[str]:
     """A launch whose torchrun is the stand-in's."""
-    shadow = shared / "shadow"
-    (shadow / "torch" / "distributed").mkdir(parents=True)
-    (shadow / "torch" / "__init__.py").touch()
-    (shadow / "torch" / "distributed" / "__init__.py").touch()
-    run = shadow / "torch" / "distributed" / "run.py"
-    run.write_text(TORCHRUN.format(stand_in=stand_in.__file__))
-    run.with_name("behaviour.json").write_text(json.dumps(BEHAVIOUR))
-    values = sets(
-        "parallel.dp=4",
-        "parallel.tp=1",
-        "parallel.pp=2",
-        "batch.micro=1",
-        f"data.corpus={corpus}",
-        "data.validation_every=0",
-        f"cluster.environment.variables.PYTHONPATH={shadow}",
-    )
+    shadow = shadow_torch.install(shared / "shadow", **BEHAVIOUR)
+    values = sets(*shadow_torch.overrides(shadow, corpus))
     return ["launch", "tiny", "--cluster", str(profile), *values]
 
 

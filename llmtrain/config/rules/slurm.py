@@ -125,6 +125,9 @@ def _container(profile: ClusterProfile) -> Iterator[Problem]:
     if not container.image:
         hint = "e.g. `/shared/llmtrain.sif`, or `nvcr.io#nvidia/pytorch:25.06-py3` with pyxis"
         yield Problem(f"{PLACE}.container.image", "the container has no image", hint)
+    if set(",:") & set(profile.storage.path):
+        message = f"`{profile.storage.path}` cannot be mounted into a container: it holds a colon or a comma"
+        yield Problem("storage.path", message, "name a folder without them")
     for index, mount in enumerate(container.mounts):
         if not _MOUNT.fullmatch(mount) or "," in mount:
             place = f"{PLACE}.container.mounts.{index}"
