@@ -9,6 +9,7 @@ from pathlib import Path
 
 from llmtrain.backends.base import AllocationBackend, Backend, Node, PreflightBackend, ReturnBackend
 from llmtrain.config.layout import Layout
+from llmtrain.errors import LlmtrainError
 from llmtrain.plan.placement import ranks_on_nodes
 from llmtrain.run.job_file import JobFile
 from llmtrain.run.ladder_file import read_allowance, read_ladder
@@ -16,6 +17,7 @@ from llmtrain.run.layout import RunDir
 from llmtrain.run.node_history import Verdict, recall, remember, suspects
 from llmtrain.run.record import RunRecord
 from llmtrain.supervise.attempt_plan import AttemptPlan
+from llmtrain.supervise.fleet import sweep_nodes
 from llmtrain.supervise.limits import Limits
 from llmtrain.supervise.membership import (
     choose,
@@ -141,6 +143,19 @@ class Members:
         remember(self._storage, [word])
         self._convicted[node] = f"slow: {why}"
         self._take(self.nodes)
+
+    def sweep_returned(self, record: RunRecord, note: Callable[[str], None]) -> None:
+        """End what is left of the run on lost nodes that are back, in bounded time: an agent that was cut off
+        takes minutes to notice that nobody speaks to it any more."""
+        newest = max((attempt.number for attempt in record.attempts), default=0)
+        try:
+            back = self._fit_again(record.away) if isinstance(self._backend, ReturnBackend) else ()
+        except LlmtrainError as error:
+            note(error.text())
+            return
+        swept, failed = sweep_nodes(self._run_dir, self._backend, back, older_than=newest + 1, grace=0.0)
+        for name, word in {**swept, **failed}.items():
+            note(f"{name}: {word}")
 
     def left(self, record: RunRecord) -> int:
         """How many nodes are left."""

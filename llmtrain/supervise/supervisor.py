@@ -276,6 +276,8 @@ class Supervisor:
         )
         reached = max((attempt.reached_step for attempt in self._record.attempts), default=0)
         self._memory.drop(self._members.nodes, reached=reached)
+        if self._record.away and self._control.wish() != 0.0:
+            self._members.sweep_returned(self._record, self.tell)
         self._save(ended)
         self._control.forget()
         writer.emit(RunEnded(exit_status=int(decision.exit_status), message=message))

@@ -10,7 +10,7 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-STEPS = 30
+STEPS = 60
 SAMPLE = 20
 """Seeds that CI plays: each with two faults and the cheapest layout; later ones vary more."""
 SHARES = ("local", "ssh", "local", "ssh", "local", "slurm", "local", "ssh", "local", "slurm")
@@ -44,6 +44,8 @@ BY_RECIPE = {"error": "error", "disk": "full_disk"}
 LOSES_A_NODE = ("power", "linkdown", "crash", "freeze", "down", "batch_host", "agent", "kill_step")
 NEEDS_ALL_NODES = ("batch_host", "requeue", "cancel", "kill_job", "warning", "preempt")
 """Whoever starts the job again needs as many nodes as it had."""
+NEED_STEPS = ("frozen_rank",)
+"""A hang is soon seen only once the attempt has measured twenty steps."""
 LOSABLE = 2
 """Of a run's three nodes."""
 
@@ -106,10 +108,12 @@ def draw(seed: int) -> Case:
     varied = seed >= SAMPLE
     count = chance.choice((2, 2, 3)) if varied else 2
     first, spent = kinds[turn % len(kinds)], 0
+    count = 2 if first in NEED_STEPS else count
     faults: list[Fault] = []
     for index in range(count):
         spent += bool(faults) and faults[-1].kind in LOSES_A_NODE
         allowed = [kind for kind in kinds if kind not in LOSES_A_NODE or spent < LOSABLE]
+        allowed = [kind for kind in allowed if kind not in NEED_STEPS or count < 3]
         kind = chance.choice(allowed) if index else first
         faults.append(_fault(chance, kind, index, count))
     overrides = tuple(text for text in VARIATIONS if varied and chance.random() < 0.25)
@@ -120,11 +124,13 @@ VARIATIONS = ("faults.standby_after=1s", "checkpoint.memory.every_steps=2", "che
 
 
 def _fault(chance: random.Random, kind: str, index: int, count: int) -> Fault:
-    """At least six steps lie between two faults, so that each meets a run that trains; but for a quarter of
+    """Some steps lie between two faults, so that each meets a run that trains; but for a quarter of
     them, which meet one that is just recovering."""
     room = (STEPS - 4) // count
     step = chance.randint(2 + room * index, room * (index + 1) - 4)
-    is_early = index > 0 and kind not in BY_RECIPE and chance.random() < 0.25
+    if kind in NEED_STEPS:
+        step = room * (index + 1) - 4
+    is_early = index > 0 and kind not in (*BY_RECIPE, *NEED_STEPS) and chance.random() < 0.25
     return Fault(
         kind=kind,
         step=step,

@@ -72,13 +72,8 @@ class Ground:
 
     def fill(self, seconds: float) -> str:
         """Leave the storage without room for a while."""
-        status = os.statvfs(self.folder)
-        used = (status.f_blocks - status.f_bfree) * status.f_frsize
-        try:
-            resize(self.folder, str(used))
+        with full(self.folder):
             time.sleep(seconds)
-        finally:
-            resize(self.folder, STORAGE)
         return f"storage full for {seconds} s"
 
     def mend(self) -> None:
@@ -236,9 +231,25 @@ def storage() -> Iterator[Path]:
             subprocess.run(["umount", "-l", path], check=True)
 
 
-def resize(folder: Path, size: str) -> None:
-    """Change the size of the small file system, on all nodes at once; not below what is used."""
-    subprocess.run(["mount", "-o", f"remount,size={size}", folder], check=True)
+@contextmanager
+def full(folder: Path) -> Iterator[None]:
+    """Leave the small file system without room, on all nodes at once."""
+    for _ in range(50):
+        status = os.statvfs(folder)
+        used = (status.f_blocks - status.f_bfree) * status.f_frsize
+        if _resize(folder, str(max(used, status.f_frsize))):  # not when more has been written meanwhile
+            break
+    else:
+        raise AssertionError(f"{folder} could not be filled")
+    try:
+        yield
+    finally:
+        assert _resize(folder, STORAGE)
+
+
+def _resize(folder: Path, size: str) -> bool:
+    command = ["mount", "-o", f"remount,size={size}", folder]
+    return not subprocess.run(command, check=False, capture_output=True).returncode
 
 
 # ---- processes, on whatever node: all of them are seen from here
