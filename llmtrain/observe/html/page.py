@@ -8,9 +8,11 @@ from html import escape
 
 from llmtrain.observe.wording import UNKNOWN
 
+PALETTE = ("#2f6fb3", "#c2571a", "#2f8f5b", "#8a5cb8", "#b3902f", "#a8475f", "#7a7a7a", "#3f9aa6")
+"""Of the classes `cN` (filled), `sN` (drawn) and `bN` (behind), for N from 0."""
+
 STYLE = """
-:root { color-scheme: light dark; --c0: #2f6fb3; --c1: #c2571a; --c2: #2f8f5b;
-  --c3: #8a5cb8; --c4: #b3902f; --c5: #a8475f; --c6: #7a7a7a; --c7: #3f9aa6 }
+:root { color-scheme: light dark }
 body { font: 15px/1.45 system-ui, sans-serif; max-width: 1180px; margin: 2rem auto; padding: 0 1rem }
 h1 { font-size: 1.5rem; margin-bottom: .2rem } h2 { font-size: 1.1rem; margin-top: 2rem }
 .plots { display: grid; grid-template-columns: repeat(auto-fit, minmax(360px, 1fr)); gap: 1rem 2rem }
@@ -20,23 +22,17 @@ figcaption { font-weight: 600 } svg { width: 100%; height: auto }
 svg text { font: 11px system-ui, sans-serif; fill: currentColor }
 .label { text-anchor: end } .tick { text-anchor: middle }
 .grid { stroke: currentColor; opacity: .15 } .line { fill: none; stroke-width: 1.6 }
-.c0 { fill: var(--c0) } .c1 { fill: var(--c1) } .c2 { fill: var(--c2) }
-.c3 { fill: var(--c3) } .c4 { fill: var(--c4) } .c5 { fill: var(--c5) }
-.c6 { fill: var(--c6) } .c7 { fill: var(--c7) }
-.s0 { stroke: var(--c0) } .s1 { stroke: var(--c1) } .s2 { stroke: var(--c2) } .s3 { stroke: var(--c3) }
-.s4 { stroke: var(--c4) } .s5 { stroke: var(--c5) } .s6 { stroke: var(--c6) }
-.s7 { stroke: var(--c7) }
 .key { display: inline-block; width: .8em; height: .8em; margin-right: .4em }
-.b0 { background: var(--c0) } .b1 { background: var(--c1) } .b2 { background: var(--c2) }
-.b3 { background: var(--c3) } .b4 { background: var(--c4) } .b5 { background: var(--c5) }
-.b6 { background: var(--c6) } .b7 { background: var(--c7) }
-.wide { grid-column: 1 / -1 } .soft { opacity: .55 } .frame { fill: none; stroke: currentColor; opacity: .35 }
+.soft { opacity: .55 } .frame { fill: none; stroke: currentColor; opacity: .35 }
 .limit { stroke: currentColor; stroke-dasharray: 4 3 } .on { fill: #fff !important; text-anchor: middle }
 .legend { list-style: none; display: flex; flex-wrap: wrap; gap: 0 1.2rem; padding: 0; margin: .2rem 0 }
 table { border-collapse: collapse } .scroll td:not(:last-child) { white-space: nowrap }
 th, td { text-align: left; padding: .15rem .9rem .15rem 0; vertical-align: top }
 th { opacity: .65; font-weight: 500 } .scroll { overflow-x: auto } .empty { opacity: .6 }
-"""
+""" + "".join(
+    f".c{n} {{ fill: {colour} }} .s{n} {{ stroke: {colour} }} .b{n} {{ background: {colour} }}\n"
+    for n, colour in enumerate(PALETTE)
+)
 
 
 def page(title: str, parts: Iterable[str]) -> str:

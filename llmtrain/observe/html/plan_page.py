@@ -8,7 +8,7 @@ from html import escape
 from llmtrain.config.job import JobSpec
 from llmtrain.config.layout import Layout
 from llmtrain.observe.html.page import page, table
-from llmtrain.observe.html.svg import COLOURS, figure, share_bar
+from llmtrain.observe.html.svg import COLOURS, drawing, figure, legend, share_bar
 from llmtrain.observe.html.timeline_plot import MOST_BARS, planned_plot
 from llmtrain.observe.wording import bytes_text, count_text, duration_text, layout_text, percent_text
 from llmtrain.plan.evaluate import Evaluator
@@ -44,6 +44,10 @@ STEP_WORDS = {
 }
 MOST_NODES = 256
 """Nodes drawn; the rest are counted."""
+CELL, CELLS_ACROSS = 14, 8
+"""Pixels of a rank's cell, and most cells side by side."""
+GAP, NODE_HEAD = 14, 16
+"""Pixels between two nodes, and of the line that names one."""
 READABLE_ROUNDS = 2
 """Micro-batches for each stage that still make bars wide enough to read."""
 WIDTH = 1120
@@ -125,44 +129,40 @@ def _ladder(plan: Plan) -> Iterator[Sequence[str]]:
 def nodes_plot(layout: Layout, per_node: int, nodes: int) -> str:
     """A box a node and a cell a rank, coloured by pipeline stage; empty boxes are spares."""
     order = rank_order(layout, per_node)
-    across = min(8, per_node)
-    cell, gap, head = 14, 14, 16
-    box_width, box_height = across * cell + 8, -(-per_node // across) * cell + 8
-    per_line = max(1, (WIDTH + gap) // (box_width + gap))
+    across = min(CELLS_ACROSS, per_node)
+    box_width, box_height = across * CELL + 8, -(-per_node // across) * CELL + 8
+    per_line = max(1, (WIDTH + GAP) // (box_width + GAP))
     shown = min(nodes, MOST_NODES)
-    parts = []
+    parts: list[str] = []
     for node in range(shown):
-        x = (node % per_line) * (box_width + gap)
-        y = (node // per_line) * (box_height + head + gap)
+        x = (node % per_line) * (box_width + GAP)
+        y = (node // per_line) * (box_height + NODE_HEAD + GAP)
         ranks = order[node] if node < len(order) else ()
         name = f"node {node}" if ranks else f"node {node}: spare"
         parts.append(f'<text x="{x}" y="{y + 11}">{name}</text>')
-        parts.append(
-            f'<rect class="frame" x="{x + 0.5}" y="{y + head}" width="{box_width}" height="{box_height}"/>'
-        )
+        y += NODE_HEAD
+        parts.append(f'<rect class="frame" x="{x + 0.5}" y="{y}" width="{box_width}" height="{box_height}"/>')
         for place, rank in enumerate(ranks):
-            where = layout.dims.coordinate(rank)
-            words = " ".join(f"{axis}{getattr(where, axis)}" for axis in ("pp", "dp", "cp", "tp"))
-            parts.append(
-                f'<rect class="c{where.pp % COLOURS}" x="{x + 5 + place % across * cell}" '
-                f'y="{y + head + 5 + place // across * cell}" width="{cell - 2}" height="{cell - 2}">'
-                f"<title>rank {rank}: {words}</title></rect>"
-            )
-    lines = -(-shown // per_line)
-    height = lines * (box_height + head + gap)
-    used_width = min(shown, per_line) * (box_width + gap)
+            parts.append(_cell(layout, rank, x + 5 + place % across * CELL, y + 5 + place // across * CELL))
+    height = -(-shown // per_line) * (box_height + NODE_HEAD + GAP)
+    used_width = min(shown, per_line) * (box_width + GAP)
     title = "Ranks on nodes, coloured by stage" + (
         f" (the first {shown} of {nodes})" if shown < nodes else ""
     )
-    stages = range(min(layout.pp, COLOURS))
+    stages = ((stage, f"stage {stage}") for stage in range(min(layout.pp, COLOURS)))
     again = " and so on, colours come again" if layout.pp > COLOURS else ""
-    items = "".join(f'<li><span class="key b{stage}"></span>stage {stage}</li>' for stage in stages)
     # As wide as on other machines, so that few nodes are not blown up.
-    svg = (
-        f'<svg viewBox="0 0 {max(WIDTH, used_width)} {height}" role="img" aria-label="{escape(title)}">'
-        f"{''.join(parts)}</svg>"
+    picture = drawing(title, parts, height, width=max(WIDTH, used_width))
+    return figure(title, picture + legend(stages, after=again))
+
+
+def _cell(layout: Layout, rank: int, x: int, y: int) -> str:
+    where = layout.dims.coordinate(rank)
+    words = " ".join(f"{axis}{getattr(where, axis)}" for axis in ("pp", "dp", "cp", "tp"))
+    return (
+        f'<rect class="c{where.pp % COLOURS}" x="{x}" y="{y}" width="{CELL - 2}" height="{CELL - 2}">'
+        f"<title>rank {rank}: {words}</title></rect>"
     )
-    return figure(title, f'{svg}<ul class="legend">{items}{again}</ul>')
 
 
 def memory_plot(stages: Sequence[MemoryBytes], names: Sequence[str]) -> str:
@@ -185,11 +185,7 @@ def memory_plot(stages: Sequence[MemoryBytes], names: Sequence[str]) -> str:
     height, limit = top + row * len(stages) + 6, left + stages[0].capacity * scale
     parts.append(f'<line class="limit" x1="{limit:.1f}" x2="{limit:.1f}" y1="0" y2="{height}"/>')
     title = f"Memory of a rank of each stage; {bytes_text(stages[0].capacity)} are there (dashed)"
-    items = "".join(f'<li><span class="key b{c}"></span>{kind}</li>' for c, kind in enumerate(MEMORY))
-    svg = (
-        f'<svg viewBox="0 0 {WIDTH} {height}" role="img" aria-label="{escape(title)}">{"".join(parts)}</svg>'
-    )
-    return figure(title, f'{svg}<ul class="legend">{items}</ul>')
+    return figure(title, drawing(title, parts, height, width=WIDTH) + legend(enumerate(MEMORY)))
 
 
 def schedule_plot(best: Candidate) -> str:

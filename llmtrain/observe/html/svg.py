@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from html import escape
+
+from llmtrain.observe.html.page import PALETTE
 
 WIDTH, HEIGHT = 560, 240
 LEFT, RIGHT, TOP, BOTTOM = 64, 12, 12, 30
 TICKS = 5
-COLOURS = 8
+COLOURS = len(PALETTE)
 LARGEST = 1e30
 """Values beyond are drawn as gaps, like those that are not finite: they would flatten all others."""
 
@@ -38,7 +40,7 @@ def line_plot(
     up = Axis.of([y for _, y in finite], HEIGHT - BOTTOM, TOP)
     parts = [_grid(across, up, text, x_name)]
     parts += [_line(line, index, across, up) for index, line in enumerate(series)]
-    return figure(title, _svg(parts, HEIGHT, title) + _legend([line.name for line in series]))
+    return figure(title, drawing(title, parts, HEIGHT) + _names([line.name for line in series]))
 
 
 def bar_plot(title: str, bars: Sequence[tuple[str, float]], *, text: Callable[[float], str]) -> str:
@@ -53,7 +55,7 @@ def bar_plot(title: str, bars: Sequence[tuple[str, float]], *, text: Callable[[f
         parts.append(f'<text class="label" x="{LEFT - 6}" y="{y + 12}">{escape(name)}</text>')
         parts.append(f'<rect class="c0" x="{LEFT}" y="{y + 2}" width="{length:.1f}" height="{row - 5}"/>')
         parts.append(f'<text x="{LEFT + length + 6:.1f}" y="{y + 12}">{escape(text(value))}</text>')
-    return figure(title, _svg(parts, TOP + row * len(known) + 6, title))
+    return figure(title, drawing(title, parts, TOP + row * len(known) + 6))
 
 
 def share_bar(title: str, shares: Sequence[tuple[str, float]], *, text: Callable[[float], str]) -> str:
@@ -70,7 +72,7 @@ def share_bar(title: str, shares: Sequence[tuple[str, float]], *, text: Callable
         )
         x += width
     names = [f"{name} {text(value)} ({100 * value / total:.0f} %)" for name, value in known]
-    return figure(title, _svg(parts, 34, title) + _legend(names))
+    return figure(title, drawing(title, parts, 34) + _names(names))
 
 
 def time_unit(seconds: float) -> tuple[str, float]:
@@ -83,6 +85,20 @@ def time_unit(seconds: float) -> tuple[str, float]:
 def figure(title: str, body: str) -> str:
     """A titled block of the page."""
     return f"<figure><figcaption>{escape(title)}</figcaption>{body}</figure>"
+
+
+def drawing(title: str, parts: Iterable[str], height: float, *, width: float = WIDTH) -> str:
+    """The picture that holds some shapes, in pixels; the page scales it to its column."""
+    head = f'<svg viewBox="0 0 {width} {height}" role="img" aria-label="{escape(title)}">'
+    return f"{head}{''.join(parts)}</svg>"
+
+
+def legend(entries: Iterable[tuple[int, str]], *, after: str = "") -> str:
+    """What the colours of a picture mean: (number of the colour, word)."""
+    items = (
+        f'<li><span class="key b{colour % COLOURS}"></span>{escape(word)}</li>' for colour, word in entries
+    )
+    return f'<ul class="legend">{"".join(items)}{after}</ul>'
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,16 +162,5 @@ def _line(series: Series, index: int, across: Axis, up: Axis) -> str:
     return "".join(drawn)
 
 
-def _legend(names: Sequence[str]) -> str:
-    if len(names) < 2:
-        return ""
-    items = (
-        f'<li><span class="key b{index % COLOURS}"></span>{escape(name)}</li>'
-        for index, name in enumerate(names)
-    )
-    return f'<ul class="legend">{"".join(items)}</ul>'
-
-
-def _svg(parts: Sequence[str], height: float, title: str) -> str:
-    head = f'<svg viewBox="0 0 {WIDTH} {height}" role="img" aria-label="{escape(title, quote=True)}">'
-    return f"{head}{''.join(parts)}</svg>"
+def _names(names: Sequence[str]) -> str:
+    return legend(enumerate(names)) if len(names) > 1 else ""

@@ -8,7 +8,7 @@ from html import escape
 from statistics import median
 
 from llmtrain.events.trace import Bubble, RankTrace, clock_offsets, measure_bubbles, read_traces
-from llmtrain.observe.html.svg import Axis, figure, time_unit
+from llmtrain.observe.html.svg import Axis, drawing, figure, legend, time_unit
 from llmtrain.observe.run_reader import RunView
 from llmtrain.observe.terminal_views.tables import attempt_word
 from llmtrain.observe.wording import duration_text
@@ -38,7 +38,7 @@ class Bar:
 
 
 def bars_plot(
-    title: str, rows: Sequence[str], bars: Sequence[Bar], *, x_name: str, legend: Iterable[tuple[str, str]]
+    title: str, rows: Sequence[str], bars: Sequence[Bar], *, x_name: str, meaning: Iterable[tuple[str, str]]
 ) -> str:
     """Rows of bars over a common time, and what the colours mean: (class, word)."""
     if not bars:
@@ -55,11 +55,8 @@ def bars_plot(
         parts.append(f'<line class="grid" x1="{x:.1f}" x2="{x:.1f}" y1="{TOP}" y2="{y}"/>')
         parts.append(f'<text class="tick" x="{x:.1f}" y="{y + 14}">{tick:.6g}</text>')
     parts.append(f'<text class="tick" x="{(LEFT + WIDTH) / 2}" y="{height - 3}">{escape(x_name)}</text>')
-    head = f'<svg viewBox="0 0 {WIDTH} {height}" role="img" aria-label="{escape(title, quote=True)}">'
-    items = "".join(
-        f'<li><span class="key b{colour[1:]}"></span>{escape(word)}</li>' for colour, word in legend
-    )
-    return figure(title, f'{head}{"".join(parts)}</svg><ul class="legend">{items}</ul>')
+    meanings = legend((int(colour.removeprefix("c")), word) for colour, word in meaning)
+    return figure(title, drawing(title, parts, height, width=WIDTH) + meanings)
 
 
 def _bar(bar: Bar, across: Axis) -> str:
@@ -90,8 +87,8 @@ def planned_plot(title: str, drawn: Timeline, chunks: int) -> str:
     ]
     rows = [f"stage {stage}" for stage in range(drawn.stages)]
     kinds = {slot.done.work for slot in drawn.slots}
-    legend = [(colour, kind) for kind, colour in KINDS.items() if kind in kinds]
-    return bars_plot(title, rows, bars, x_name="forward passes of a stage", legend=legend)
+    meaning = [(colour, kind) for kind, colour in KINDS.items() if kind in kinds]
+    return bars_plot(title, rows, bars, x_name="forward passes of a stage", meaning=meaning)
 
 
 def traced_plots(view: RunView) -> str:
@@ -135,9 +132,9 @@ def _traced(traces: Sequence[RankTrace], bubbles: Sequence[Bubble], attempt: int
         middle = median(bubble.ratio for bubble in bubbles)
         title += f" (median of {len(bubbles)} traced pipelines and steps: {100 * middle:.1f} %)"
     kinds = {span.name for trace in members for span in trace.of_step(step)}
-    legend = [(colour, kind) for kind, colour in KINDS.items() if kind in kinds]
+    meaning = [(colour, kind) for kind, colour in KINDS.items() if kind in kinds]
     rows = [f"stage {stage}" for stage in range(place.stages)]
-    return bars_plot(title, rows, bars, x_name="seconds", legend=legend)
+    return bars_plot(title, rows, bars, x_name="seconds", meaning=meaning)
 
 
 def attempts_plot(view: RunView) -> str:
@@ -159,5 +156,5 @@ def attempts_plot(view: RunView) -> str:
         colour = OUTCOMES.get(word, "c6")
         bars.append(Bar(0, start, end, colour, title, str(attempt.number)))
     words = {attempt_word(view, attempt) for attempt in attempts}
-    legend = [(colour, word) for word, colour in OUTCOMES.items() if word in words]
-    return bars_plot("Over time", ["attempts"], bars, x_name=f"{name} since the first one", legend=legend)
+    meaning = [(colour, word) for word, colour in OUTCOMES.items() if word in words]
+    return bars_plot("Over time", ["attempts"], bars, x_name=f"{name} since the first one", meaning=meaning)
