@@ -115,8 +115,8 @@ def _slurm_bed() -> Iterator[SlurmBed]:
         yield start_slurm_bed(stack)
 
 
-def start_slurm_bed(stack: ExitStack) -> SlurmBed:
-    """A bed of four nodes, until the stack is closed; skips or fails the test when there can be none."""
+def start_slurm_bed(stack: ExitStack, nodes: int = 4) -> SlurmBed:
+    """A bed of so many nodes, until the stack is closed; skips or fails the test when there can be none."""
     if os.geteuid():
         unavailable("a SLURM bed needs root, for namespaces and daemons")
     slot, lock = _free_slot()
@@ -125,7 +125,7 @@ def start_slurm_bed(stack: ExitStack) -> SlurmBed:
     work.chmod(0o755)
     bed = SlurmBed(
         work=work,
-        names=tuple(f"node{index}" for index in range(1, 5)),
+        names=tuple(f"node{index}" for index in range(1, nodes + 1)),
         variables={"BED_NAME": f"lt{slot}", "BED_NET": f"10.77.{100 + slot}"},
         net=f"10.77.{100 + slot}",
     )
