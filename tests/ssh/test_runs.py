@@ -120,6 +120,21 @@ def test_lost_node_is_replaced_by_the_spare(make, ssh_bed, fault) -> None:
     runs.assert_nothing_left(run, seconds=90.0)
 
 
+def test_what_a_lost_node_still_runs_is_ended_with_the_run_when_it_is_back(make, ssh_bed) -> None:
+    """By itself its agent would leave after a minute, and its ranks within two more."""
+    hang = {"rank": 2, "step": 4}
+    run = make(nodes=5, spares=1, steps=80, step_seconds=0.3, ignore_term=True, hang=hang)
+    supervisor = runs.supervise(run)
+    runs.wait_for(lambda: runs.step_reached(run, 3), what="step 3")
+    ssh_bed.fault("cut", "node2")
+    runs.wait_for(lambda: runs.step_reached(run, 1, attempt=2), what="a step of the next attempt")
+    ssh_bed.restore()
+    finish(run, supervisor, 0)
+    told = [event.payload.message for event in runs.events(run, "notice")]
+    assert any(text.startswith("node2: ") and "killed leftovers" in text for text in told), told
+    runs.assert_nothing_left(run)
+
+
 def test_lost_node_without_a_spare_ends_the_run(make, ssh_bed) -> None:
     run = make(steps=40, step_seconds=0.4)
     supervisor = runs.supervise(run)
