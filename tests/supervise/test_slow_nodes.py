@@ -16,8 +16,8 @@ from tests.support import breakable
 from tests.support import stand_in_runs as runs
 
 HOUR = 3600.0
-STEPS = 120
-"""Enough for eight long windows in the first attempt."""
+STEPS = 220
+"""Eight long windows take 82; then there is time to ask the ranks to leave."""
 
 
 def slow(excess: float = 0.05, *, confirmed: bool = True) -> Straggler:
@@ -79,7 +79,7 @@ def play(folder: Path, *overrides: str) -> RunDir:
     rest = ("batch.global=12", "batch.micro=1", "faults.standby=false", *overrides)
     spec = breakable.several_nodes(folder, *wanted, *rest, nodes=4, spares=1)
     run = breakable.make_run(
-        folder / "runs" / "run", spec, steps=STEPS, step_seconds=0.02, slow={"rank": 1, "excess": 0.1}
+        folder / "runs" / "run", spec, steps=STEPS, step_seconds=0.03, slow={"rank": 1, "excess": 0.1}
     )
     runs.use_corpus(run, runs.prepared_corpus(folder))
     assert breakable.supervise(run, step_up=0.2).wait(120) == 0
