@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import threading
@@ -232,10 +233,6 @@ def test_the_doctor_looks_at_the_nodes_of_a_job(
     bed = tmp_path / "bed.yaml"
     bed.write_text(PROFILE.format(storage=tmp_path / "runs"))
     command = [sys.executable, "-m", "llmtrain", "doctor", "--cluster", bed, "--quick", "--json"]
-    outside = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
-    assert outside.returncode == 2, outside.stderr
-    assert "`salloc --partition=gpu --time=0-00:15:00 --nodes=4 --ntasks-per-node=1 " in outside.stderr
-    assert f"llmtrain doctor --cluster {bed} --quick --json" in outside.stderr
     slurm_bed.slurm("scontrol", "update", "nodename=node4", "state=down", "reason=test")
     monkeypatch.setenv("SLURM_JOB_ID", job)
     monkeypatch.setenv("SLURM_JOB_NODELIST", "node[1-4]")
@@ -245,3 +242,23 @@ def test_the_doctor_looks_at_the_nodes_of_a_job(
     verdicts = {each["node"]: each["verdict"] for each in found["nodes"]}
     assert all(verdicts.pop(name) in ("fit", "warning") for name in ("node1", "node2", "node3"))
     assert verdicts.get("node4", "unreachable") == "unreachable"
+
+
+@pytest.mark.e2e
+@pytest.mark.engine
+def test_outside_of_a_job_the_doctor_says_what_to_type_and_that_works(
+    slurm_bed: SlurmBed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}:{os.environ['PATH']}")
+    bed = tmp_path / "a bed.yaml"
+    bed.write_text(PROFILE.format(storage=tmp_path / "runs"))
+    command = ["llmtrain", "doctor", "--cluster", bed, "--json"]
+    outside = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert outside.returncode == 2, outside.stderr
+    typed = outside.stderr.partition("hint: `")[2].rpartition("`")[0]
+    assert typed.startswith("salloc --partition=gpu --time=0-00:15:00 --nodes=4 --ntasks-per-node=1 ")
+    done = subprocess.run(["sh", "-c", typed], capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert [each["verdict"] in ("fit", "warning") for each in found["nodes"]] == [True] * 4
+    assert len(found["pairs"]) == 6 and all(each["product_flops"] for each in found["nodes"])

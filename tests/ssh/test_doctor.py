@@ -20,6 +20,7 @@ from llmtrain.events.schema import AttemptStarted
 from tests.support import ssh_runs
 from tests.support import stand_in_runs as runs
 from tests.support.beds import SshBed
+from tests.support.nvml import Stub
 
 pytestmark = [pytest.mark.e2e, pytest.mark.engine]
 
@@ -130,3 +131,52 @@ def test_quick_looks_at_every_node_and_names_what_is_wrong(bed_home, ssh_bed, tm
     assert found["verdict"].startswith(
         "2 of 4 nodes are fit, 4 are needed: node2 is unfit; node3 is unreachable"
     )
+
+
+NODES_OF_GPUS = """#!/bin/sh
+# Every node has GPUs of its own: a library that answers as the driver of that node would.
+export LD_LIBRARY_PATH={folder} NVML_STUB={folder}/$(hostname)
+exec {python} "$@"
+"""
+
+
+def test_gpus_of_every_node_are_judged_and_compared(bed_home, ssh_bed, tmp_path) -> None:
+    (tmp_path / "nvml").mkdir()
+    stub = Stub(tmp_path / "nvml")
+    stub.environment("uuid * GPU-a", name="node1")
+    stub.environment("uuid * GPU-b", "return:nvmlDeviceGetHandleByIndex_v2 3 15", name="node2")
+    stub.environment("uuid * GPU-c", "driver * 550.90.07", "ecc 6 2", name="node3")
+    stub.environment("uuid * GPU-d", "links_down 1 1", name="node4")
+    stub.environment("return:nvmlInitWithFlags * 18", name="node5")
+    python = tmp_path / "python"
+    python.write_text(NODES_OF_GPUS.format(folder=stub.folder, python=sys.executable))
+    python.chmod(0o755)
+    profile = ssh_runs.write_profile(tmp_path / "bed.yaml", ssh_bed, nodes=5, python=str(python))
+    settings = ("accelerator=h100-sxm", "gpus_per_node=8", "intra_node.kind=nvlink4")
+    status, found = doctor(profile, "--quick", *(word for each in settings for word in ("--set", each)))
+    assert status == 1
+    said = {
+        each["node"]: (each["verdict"], [reason["message"] for reason in each["reasons"]])
+        for each in found["nodes"]
+    }
+    busy = ("cores:", "memory:", "disk:", "processes:", "locked memory:")
+    said = {
+        name: (word, [text for text in why if not text.startswith(busy)])
+        for name, (word, why) in said.items()
+    }
+    h100 = "NVIDIA H100 80GB HBM3"
+    assert said["node1"][1] == []
+    assert said["node2"] == (
+        "unfit",
+        [
+            "GPUs: 7, the profile promises 8",
+            "GPU 3: does not answer: GPU is lost",
+            f"GPUs: 7 x {h100}, most nodes have 8 x {h100}",
+        ],
+    )
+    assert said["node3"] == ("unfit", ["GPU driver: 550.90.07, most nodes have 580.65.06"])
+    assert said["node4"] == ("warning", [f"GPU 1: {h100}, 85.5 GB: 1 of 18 NVLinks are down"])
+    assert said["node5"][0] == "unfit"
+    assert "the profile promises 8 (RM has detected an NVML/RM version mismatch.)" in said["node5"][1][0]
+    uuids = {each["node"]: each["report"]["health"]["machine"]["gpus"]["gpus"] for each in found["nodes"]}
+    assert [gpu["uuid"] for gpu in uuids["node4"]] == [f"GPU-d-{index}" for index in range(8)]
