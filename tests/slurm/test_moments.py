@@ -73,7 +73,7 @@ def draw(seed: int) -> Play:
 def seeds() -> list[int]:
     if one := os.environ.get("LLMTRAIN_MOMENTS_SEED"):
         return [int(one)]
-    return list(range(int(os.environ.get("LLMTRAIN_MOMENTS", "3"))))
+    return list(range(int(os.environ.get("LLMTRAIN_MOMENTS", "2"))))
 
 
 class Stage:
