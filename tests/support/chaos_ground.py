@@ -19,7 +19,7 @@ from llmtrain.run.checkpoints import list_checkpoints
 from llmtrain.run.layout import RunDir
 from llmtrain.run.record import read_record
 from llmtrain.run.submission import read_submission
-from tests.support.beds import BOOT, SshBed
+from tests.support.beds import SshBed
 from tests.support.chaos import Fault
 from tests.support.slurm_beds import SlurmBed
 
@@ -196,14 +196,12 @@ class SlurmGround(SshGround):
             yield holder.process.host
 
     def mend_one(self, node: str) -> None:
-        kinds = set(self.slurm._broken[node])
         self.slurm._broken[node] -= {"down"}
         if self.slurm._broken[node]:
             super().mend_one(node)
         self.slurm._broken.pop(node, None)
         self.slurm.daemon("slurmd", node)
-        for state in ("idle", "resume") if kinds & BOOT else ("resume",):
-            self.slurm.slurm("scontrol", "update", f"nodename={node}", f"state={state}", check=False)
+        self.slurm.slurm("scontrol", "update", f"nodename={node}", "state=resume", check=False)
 
     def tick(self, run: RunDir) -> None:
         """SLURM makes a job that was queued again wait for two minutes."""

@@ -17,7 +17,7 @@ from llmtrain.run.layout import RunDir
 from tests.support import chaos, stand_in
 
 IS_WANTED = os.environ.get("LLMTRAIN_CHAOS_RANKS") == "stand-in"
-BEHAVIOUR = {"steps": chaos.STEPS, "step_seconds": 0.4, "checkpoint_every": 3}
+BEHAVIOUR = {"steps": chaos.STEPS, "step_seconds": 0.4, "checkpoint_every": 3, "silent_saves": True}
 
 INTERPRETER = """#!/bin/bash
 # An interpreter whose torchrun starts stand-ins.
