@@ -108,6 +108,21 @@ def _compare(
 
 
 def _print(result: Audit, not_compared: str) -> None:
+    console.emit(_attempts_table(result))
+    for skipped in result.skipped:
+        console.emit(
+            f"not trained on: samples {skipped.first_sample}..{skipped.end_sample - 1} "
+            f"(step {skipped.step}, {skipped.reason})"
+        )
+    if result.compared_digests and not result.problems:
+        console.emit(f"read again: {result.compared_digests} of {result.told_digests} steps, all as told")
+    console.emit(_verdict(result, not_compared))
+    console.say_problems([Problem("", text) for text in result.problems], word="problem")
+    if not_compared and (result.problems or not result.steps):  # Else the verdict says it.
+        console.say_problems([Problem("", f"contents not compared: {not_compared}")], word="warning")
+
+
+def _attempts_table(result: Audit) -> str:
     rows = [
         [
             str(a.number),
@@ -119,27 +134,19 @@ def _print(result: Audit, not_compared: str) -> None:
         for a in result.attempts
     ]
     header = ["ATTEMPT", "STARTED FROM", "STEPS", "KEPT", "DONE AGAIN"]
-    console.emit(console.columns(header, rows, right=(0, 3, 4)))
-    for skipped in result.skipped:
-        console.emit(
-            f"not trained on: samples {skipped.first_sample}..{skipped.end_sample - 1} "
-            f"(step {skipped.step}, {skipped.reason})"
-        )
-    if result.compared_digests and not result.problems:
-        console.emit(f"read again: {result.compared_digests} of {result.told_digests} steps, all as told")
-    if result.problems or not result.steps:
-        console.emit("not proven" if result.steps else "not proven: no step was told")
-        console.say_problems([Problem("", text) for text in result.problems], word="problem")
-        if not_compared:
-            console.say_problems([Problem("", f"contents not compared: {not_compared}")], word="warning")
-        return
+    return console.columns(header, rows, right=(0, 3, 4))
+
+
+def _verdict(result: Audit, not_compared: str) -> str:
+    """What is proven, in one line."""
+    if not result.steps:
+        return "not proven: no step was told"
+    if result.problems:
+        return "not proven"
     trained = f", {result.skipped_samples} of them not trained on" if result.skipped_samples else ""
     span = f"steps 1..{result.steps}, samples 0..{result.samples - 1}{trained}"
     if not_compared:
-        console.emit(
-            f"not proven: order proven from the ledger, {span}; contents not compared: {not_compared}"
-        )
-    elif result.compared_digests:
-        console.emit(f"exactly once: {span}")
-    else:
-        console.emit(f"exactly once by the ledger: {span}; contents not compared, as asked")
+        return f"not proven: order proven from the ledger, {span}; contents not compared: {not_compared}"
+    if result.compared_digests:
+        return f"exactly once: {span}"
+    return f"exactly once by the ledger: {span}; contents not compared, as asked"
