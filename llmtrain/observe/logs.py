@@ -169,21 +169,21 @@ def _offset_of_last(path: Path, count: int) -> int:
                 stream.seek(place)
                 block = stream.read(step)
                 # The newline that ends the file ends its last line and begins no other.
-                newlines = block.count(b"\n", 0, step - 1 if place + step == size else step)
+                end = step - 1 if place + step == size else step
+                newlines = block.count(b"\n", 0, end)
                 if newlines >= missing:
-                    return place + _nth_last(block, missing, place + step == size) + 1
+                    return place + _nth_last(block, missing, end) + 1
                 missing -= newlines
     except OSError:
         return 0
     return 0
 
 
-def _nth_last(block: bytes, count: int, is_end: bool) -> int:
-    """Position of the `count`-th newline from the end of a block."""
-    position = len(block) - 1 if is_end or count == 0 else len(block)
+def _nth_last(block: bytes, count: int, end: int) -> int:
+    """Position of the `count`-th newline before `end` in a block."""
     for _ in range(count):
-        position = block.rfind(b"\n", 0, position)
-    return position
+        end = block.rfind(b"\n", 0, end)
+    return end
 
 
 def _entries(attempt: AttemptDir) -> list[Path]:

@@ -29,10 +29,10 @@ def read_column(path: Path, begin: int, end: int) -> Iterator[str]:
             if not (arrow.types.is_string(kind) or arrow.types.is_large_string(kind)):
                 raise UsageError(f"column {COLUMN!r} holds {kind}, not text", where=str(path))
             groups = [group for group, place in enumerate(_places(file)) if begin <= place < end]
-            if groups:
-                for batch in file.iter_batches(BATCH_ROWS, row_groups=groups, columns=[COLUMN]):
-                    for value in batch.column(0):
-                        yield value.as_py() or ""
+            if not groups:
+                return
+            for batch in file.iter_batches(BATCH_ROWS, row_groups=groups, columns=[COLUMN]):
+                yield from (value.as_py() or "" for value in batch.column(0))
     except (arrow.ArrowException, OSError) as error:
         raise CorpusError(f"is not a whole parquet file: {str(error)[:200]}", where=str(path)) from error
 

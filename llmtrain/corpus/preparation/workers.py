@@ -6,7 +6,7 @@ import os
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from multiprocessing import get_context
 from pathlib import Path
@@ -38,15 +38,12 @@ def make_parts(
         initargs=(tokenizer_name, os.getpid()),
     )
     try:
-        futures: dict[Future[PartResult], int] = {
+        futures = {
             pool.submit(_work_on, work, number, parts[number], validation_fraction): number
             for number in missing
         }
-        waiting = set(futures)
-        while waiting:
-            finished, waiting = wait(waiting, return_when=FIRST_COMPLETED)
-            for future in finished:
-                yield futures[future], future.result()
+        for future in as_completed(futures):
+            yield futures[future], future.result()
     except BrokenProcessPool as error:
         raise CorpusError(
             "a worker process was killed, perhaps for want of memory",
