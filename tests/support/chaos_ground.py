@@ -116,7 +116,7 @@ class SshGround(Ground):
         assert self.bed is not None
         others = {name: kinds for name, kinds in self.bed._broken.items() if name != node}
         self.bed._broken = {node: self.bed._broken[node]}
-        self.bed.restore()
+        SshBed.restore(self.bed)  # a SLURM bed would cancel its jobs
         self.bed._broken = others
 
     def mend(self) -> None:
