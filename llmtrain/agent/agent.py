@@ -55,7 +55,7 @@ class Agent:
         self._deadline = float("inf")
         self._heard = self._sampled = time.monotonic()
         self._signals = 0
-        self._was_stopped = False
+        self._was_stopped = self._was_told = False
 
     def run(self) -> int:
         """Serve until everything has ended; 0 when nothing was left behind."""
@@ -184,6 +184,9 @@ class Agent:
         if self.link.is_closed and self.link.incoming in self._selector.get_map():
             self._selector.unregister(self.link.incoming)
         gone = self.link.is_closed or self._signals or now - self._heard > SILENCE_SECONDS
+        if self._signals and not self._was_told and not self._was_stopped:
+            self._was_told = True
+            self.link.send(messages.Told())
         if gone and self.stage != "leaving":
             self._leave(self.start.grace if self.start else 0.0)
         if self._signals > 1:

@@ -217,6 +217,13 @@ class ScriptEnded(Message):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Told(Message):
+    """Somebody else than the supervisor told the agent to leave, by a signal: its ranks save and leave."""
+
+    type: ClassVar[str] = "told"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Gone(Message):
     """The agent leaves; nothing of the attempt runs on its node but `left`, pids that would not die."""
 

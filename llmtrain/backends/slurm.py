@@ -21,7 +21,7 @@ from llmtrain.backends.slurm_calls import SlurmCalls
 from llmtrain.backends.slurm_login import folder_there, is_elsewhere, problems_there, push, way_to
 from llmtrain.backends.slurm_nodes import as_nodes, fit_nodes, survey_nodes
 from llmtrain.backends.slurm_refusals import SlurmError
-from llmtrain.backends.slurm_states import CONFIGURING, one_of
+from llmtrain.backends.slurm_states import CONFIGURING, LEAVING, one_of
 from llmtrain.backends.slurm_steps import step_settings
 from llmtrain.backends.slurm_submit import hidden_variables, refuse_second, submit_jobs
 from llmtrain.backends.survey import Survey
@@ -124,7 +124,7 @@ class SlurmBackend:
             number = row.number or row.id
             if row.state == CONFIGURING:
                 self._calls.cancel(number)  # Its nodes boot: there is nothing yet to be told.
-            elif row.ours == JobState.RUNNING:
+            elif row.ours == JobState.RUNNING and row.state != LEAVING:
                 self._calls.signal_batch(number, "TERM")
 
     def _ask(self, jobs: Sequence[str]) -> JobStatus:

@@ -111,6 +111,10 @@ class AttemptRunner:
         while crew.reports.started is not None:
             crew.pump()
             found = detect(crew.state, crew.reports, self._limits, time.monotonic())
+            if (found or crew.reports.are_all_told()) and self._control.hear_of(
+                lambda seconds: crew.wait(crew.reports.are_all_told, seconds)
+            ):
+                return None
             if found and not self._may_be_an_echo(found[0]):
                 first = found[0] if found[0].kind != "hang" else self._inquiry.confirm(found[0])
                 if first is not None:
@@ -206,6 +210,8 @@ class AttemptRunner:
     def _end(self, finding: Finding | None) -> AttemptEnd:
         stop_wanted = self._control.wish() is not None
         ended = ended_well(self._crew.reports)
+        if stop_wanted and len(self._crew.reports.finished) == self._plan.layout.world_size:
+            ended = ended or "stopped"  # A scheduler's signal kills torchrun, whose ranks leave in order.
         if finding is None and ended is not None:
             outcome: Literal["completed", "stopped"] = "stopped" if ended == "stopped" else "completed"
             left_for = self._gain if outcome == "stopped" else ""

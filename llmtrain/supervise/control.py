@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import signal
 import threading
+import time
+from collections.abc import Callable
 from contextlib import suppress
 
 from llmtrain.run.layout import RunDir
 
+ECHO_SECONDS = 5.0
+"""Signals of a scheduler within so long of each other are one."""
 WORD_SECONDS = 3.0
 """Time for a scheduler's signal to arrive after the first sign of what it means."""
+SPREAD_SECONDS = 1.0
+"""Within which a scheduler's signal reaches all nodes."""
 
 
 class Control:
@@ -19,7 +25,7 @@ class Control:
         """`is_for_good`: a scheduler may start another supervisor by itself, so that a stop must outlive this
         one; then only a resume takes the STOP file away."""
         self._run, self._grace, self._is_for_good = run, grace, is_for_good
-        self._signals = 0
+        self._signals, self._heard = 0, float("-inf")
         self._woken = threading.Event()
 
     def listen(self) -> None:
@@ -49,6 +55,14 @@ class Control:
         self.sleep(WORD_SECONDS if self._is_for_good else 0.0)
         return self.wish() is not None
 
+    def hear_of(self, all_told: Callable[[float], bool]) -> bool:
+        """Take it for a scheduler's wish when all nodes, and only they, were told to leave: so begins the
+        grace of a job that is preempted. `all_told` waits for that for so many seconds."""
+        if not self._is_for_good or self._signals or not all_told(SPREAD_SECONDS):
+            return False
+        self._on_signal(signal.SIGTERM, None)
+        return True
+
     def forget(self) -> None:
         """Take the STOP file away, once it was obeyed."""
         if self._is_for_good:
@@ -63,7 +77,11 @@ class Control:
             seconds -= 0.2
 
     def _on_signal(self, number: int, frame: object) -> None:
-        self._signals += 1
+        now = time.monotonic()
+        # A scheduler signals all processes of a job, and the batch script passes on what it got.
+        if not self._is_for_good or now - self._heard > ECHO_SECONDS:
+            self._signals += 1
+        self._heard = now
         self._woken.set()
 
 

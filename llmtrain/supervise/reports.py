@@ -34,6 +34,8 @@ class NodeReport:
     """When its channel ended."""
     script_ended: messages.ScriptEnded | None = None
     script_ended_at: float = 0.0
+    is_told: bool = False
+    """Whether somebody else told its agent to leave."""
     gone: messages.Gone | None = None
     moved: float | None = None
     """When one of its ranks was seen last to do something; None where that cannot be seen."""
@@ -43,6 +45,13 @@ class NodeReport:
     """The kernel's lines worth telling."""
     oom_kills: int = 0
     """Processes of its control group killed for memory."""
+
+    def take_leave(self, message: messages.Told | messages.Gone) -> None:
+        """Its agent was told to leave, or does."""
+        if isinstance(message, messages.Gone):
+            self.gone = message
+        else:
+            self.is_told = True
 
     def take_sight(self, message: messages.Alive | messages.Seen, now: float) -> None:
         """Take in what its agent sees."""
@@ -111,6 +120,10 @@ class Reports:
         moved = [report.moved for report in self.nodes.values() if report.moved is not None]
         return max([self.last_event, *moved])
 
+    def are_all_told(self) -> bool:
+        """Whether all agents were told to leave by somebody else, as a scheduler does that ends a job."""
+        return bool(self.nodes) and all(report.is_told for report in self.nodes.values())
+
     def observe(self, node: int, message: messages.Message | None, now: float) -> Event | None:
         """Take in one line of a node, None at the end of its channel; returns a relayed event to fold."""
         report = self.nodes[node]
@@ -133,8 +146,8 @@ class Reports:
                 self._rank_ended(node, message, now)
             case messages.ScriptEnded():
                 report.script_ended, report.script_ended_at = message, now
-            case messages.Gone():
-                report.gone = message
+            case messages.Told() | messages.Gone():
+                report.take_leave(message)
             case messages.Alive() | messages.Seen():
                 report.take_sight(message, now)
                 self._take_evidence(message)

@@ -15,6 +15,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -128,7 +129,9 @@ class Stage:
         elif command == "resume":
             assert self.type("resume", "--detach") in (0, 2)  # 2: a job is there, or a supervisor
         elif command == "warn":
-            self.bed.slurm("scancel", "--batch", "--signal=USR1", self.job, check=False)
+            if self.state() == "RUNNING":  # scancel tries for minutes to signal one that is just leaving.
+                with suppress(subprocess.TimeoutExpired):
+                    self.bed.slurm("scancel", "--batch", "--signal=USR1", self.job, check=False)
         elif command == "requeue held":
             self.scontrol("requeuehold", self.job)
         elif command == "requeue":
