@@ -39,7 +39,12 @@ class MemoryTier:
         self, name: str, pieces: Sequence[Piece], ranks: Ranks, check: Callable[[Manifest], None]
     ) -> Manifest:
         """Fill the pieces from a snapshot; raises CheckpointError on all ranks alike."""
-        place = Place(folder=self._folder / name, rescued=self._run.rescued(name), nodes=self._nodes)
+        place = Place(
+            folder=self._folder / name,
+            rescued=self._run.rescued(name),
+            nodes=self._nodes,
+            run_created=self._attempt.run_created,
+        )
         device = self._parts.device.torch_device
         return Recall(place, beside(ranks, "recall"), device).read(pieces, check)
 
@@ -51,6 +56,7 @@ class MemoryTier:
         memory = NodeMemory(
             folder=self._folder,
             attempt=self._attempt.number,
+            run_created=self._attempt.run_created,
             is_leader=self._is_leader,
             replicas=choose_replicas(self._parts.layout.dims, self._nodes, copies),
         )

@@ -127,6 +127,8 @@ class Saver:
         """Give all ranks the weights of the newest checkpoint, or else of the seed; return its step, its
         updates and its name. Raises RestoreError."""
         self.settle()
+        if self._snapshots is not None:
+            self._snapshots.forget()
         progress, name, _ = self._checkpoints.restore("newest")
         return progress.step, self._guard.state.updates, name or "seed"
 

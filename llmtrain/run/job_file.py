@@ -54,6 +54,8 @@ class AttemptFile:
     snapshot: str = ""
     """Snapshot in the nodes' memory to restore rather, which is newer; the checkpoint is what remains when it
     cannot be."""
+    run_created: float = 0.0
+    """Epoch seconds: tells the run from one that had its folder before, and left snapshots in memory."""
     between_failures: float = 0.0
     """Mean seconds between two failures of the run, which the checkpoint interval follows; 0: unknown."""
 

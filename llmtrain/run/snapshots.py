@@ -18,12 +18,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from llmtrain.errors import CheckpointError, RunError
-from llmtrain.run.checkpoints.manifest import SHARD_NAME, sidecar_name
+from llmtrain.run.checkpoints.manifest import SHARD_NAME, Manifest, sidecar_name
 from llmtrain.run.checkpoints.parse import read_manifest, read_sidecar
 
 SHARED_MEMORY = Path("/dev/shm")
 RANKS = "ranks"
 """Key of a snapshot's `extra`: how many shards there are over all nodes."""
+CREATED = "run_created"
+"""Key of a snapshot's `extra`: when its run was created; one that had the folder before is another."""
 _NAME = re.compile(r"step-(\d{8,18})\.(\d{1,9})")
 
 
@@ -35,6 +37,8 @@ class Held:
     step: int
     ranks: int
     """Shards over all nodes."""
+    created: float
+    """When the run was created that took it, in epoch seconds."""
     shards: tuple[int, ...]
     """Those that lie here with their whole length."""
 
@@ -78,10 +82,35 @@ def held_here(folder: Path) -> list[Held]:
             if place is None or entry.is_symlink():
                 continue
             with suppress(CheckpointError, OSError):
-                ranks = int(read_manifest(entry).info.extra.get(RANKS, 0))
+                ranks, created = origin(read_manifest(entry))
                 shards = tuple(shards_in(entry))
-                found.append(Held(name=entry.name, step=place[0], ranks=ranks, shards=shards))
+                found.append(
+                    Held(name=entry.name, step=place[0], ranks=ranks, created=created, shards=shards)
+                )
     return sorted(found, key=lambda held: parse_snapshot_name(held.name) or (0, 0), reverse=True)
+
+
+def origin(manifest: Manifest) -> tuple[int, float]:
+    """Shards that a snapshot has over all nodes, and when its run was created; raises CheckpointError."""
+    ranks, created = manifest.info.extra.get(RANKS), manifest.info.extra.get(CREATED, 0.0)
+    if type(ranks) is not int or ranks < 1 or type(created) not in (int, float):
+        raise CheckpointError("its manifest is not a snapshot's")
+    return ranks, float(created)
+
+
+def drop_strangers(folder: Path, created: float) -> None:
+    """Remove snapshots that the run created then has not taken, or that nobody can read."""
+    with suppress(FileNotFoundError):
+        for entry in list(folder.iterdir()):
+            if parse_snapshot_name(entry.name) and not is_of_run(entry, created):
+                _remove(entry)
+
+
+def is_of_run(snapshot: Path, created: float) -> bool:
+    """Whether a folder holds a snapshot of the run that was created then."""
+    with suppress(CheckpointError, OSError):
+        return not snapshot.is_symlink() and origin(read_manifest(snapshot))[1] == created
+    return False
 
 
 def shards_in(folder: Path) -> Iterable[int]:
@@ -104,7 +133,9 @@ def newest_complete(nodes: Mapping[str, Sequence[Held]]) -> tuple[str, int] | No
         for held in all_held:
             ranks[held.name] = held.ranks
             shards.setdefault(held.name, set()).update(held.shards)
-    whole = [name for name, found in shards.items() if ranks[name] and found >= set(range(ranks[name]))]
+    whole = [
+        name for name, found in shards.items() if sum(shard < ranks[name] for shard in found) == ranks[name]
+    ]
     places = {name: place for name in whole if (place := parse_snapshot_name(name)) is not None}
     name = max(places, key=lambda one: places[one], default=None)
     return None if name is None else (name, places[name][0])
@@ -114,15 +145,18 @@ def drop(folder: Path, *, keep: str = "") -> None:
     """Remove all snapshots but one; a folder that is left empty goes too."""
     with suppress(FileNotFoundError):
         for entry in folder.iterdir():
-            if entry.name == keep:
-                continue
-            if entry.is_dir() and not entry.is_symlink():
-                shutil.rmtree(entry, ignore_errors=True)
-            else:
-                entry.unlink(missing_ok=True)
+            if entry.name != keep:
+                _remove(entry)
     for empty in (folder, folder.parent):
         with suppress(OSError):
             empty.rmdir()
+
+
+def _remove(entry: Path) -> None:
+    if entry.is_dir() and not entry.is_symlink():
+        shutil.rmtree(entry, ignore_errors=True)
+    else:
+        entry.unlink(missing_ok=True)
 
 
 def rescue(folder: Path, name: str, shards: Iterable[int], target: Path) -> None:

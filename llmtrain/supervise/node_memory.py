@@ -27,8 +27,9 @@ PARALLEL = 64
 class NodeMemory:
     """The memory tier of one run."""
 
-    def __init__(self, run: RunDir, job: JobFile, backend: Backend) -> None:
-        self._run, self._backend = run, backend
+    def __init__(self, run: RunDir, job: JobFile, backend: Backend, *, created: float) -> None:
+        """`created` is the run's: snapshots of one that had its folder before do not count."""
+        self._run, self._backend, self._created = run, backend, created
         self.is_on = job.spec.recipe.checkpoint.memory.every_steps is not None
 
     def choose(self, used: Sequence[Node], idle: Sequence[Node], note: Callable[[str], None]) -> str:
@@ -105,7 +106,11 @@ class NodeMemory:
             return {}
         with ThreadPoolExecutor(min(PARALLEL, len(nodes))) as pool:
             answers = dict(zip((node.name for node in nodes), pool.map(ask, nodes), strict=True))
-        return {name: held for name, held in answers.items() if held is not None}
+        return {
+            name: tuple(one for one in held if one.created == self._created)
+            for name, held in answers.items()
+            if held is not None
+        }
 
 
 def _shards(held: Mapping[str, Sequence[Held]], node: Node, name: str) -> set[int]:

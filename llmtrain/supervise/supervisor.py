@@ -48,7 +48,7 @@ class Supervisor:
         self._record = read_record(run)
         self._pace = Pace()
         self._members = Members(run, job, backend, limits)
-        self._memory = NodeMemory(run, job, backend)
+        self._memory = NodeMemory(run, job, backend, created=self._record.created)
         self._standby = StandbyKeeper(run, backend, limits, standby_settings(job), self._environment())
         self._writer: EventWriter | None = None
         self._told: dict[str, str] = {}
@@ -172,6 +172,7 @@ class Supervisor:
             ranks=rank_order(plan.layout, self._job.spec.cluster.gpus_per_node),
             restore="newest" if plan.number > 1 or has_history else "fresh",
             snapshot=self._snapshot_for(plan, writer),
+            run_created=self._record.created,
             between_failures=expected_between(
                 self._record.attempts, self._job.spec.cluster.failures.node_mtbf, len(plan.nodes)
             ),

@@ -35,11 +35,19 @@ def case_of(layout: Layout, copies: int = 1) -> Case:
     return Case(replace(recipe(llama(layers=2), steps=6), checkpoint=config), layout)
 
 
-def attempt_of(number: int, layout: Layout, nodes: tuple[str, ...], snapshot: str = "") -> AttemptFile:
+def attempt_of(
+    number: int, layout: Layout, nodes: tuple[str, ...], snapshot: str = "", created: float = 1.0
+) -> AttemptFile:
     share = layout.world_size // len(nodes)
     ranks = tuple(tuple(range(node * share, (node + 1) * share)) for node in range(len(nodes)))
     return AttemptFile(
-        number=number, layout=layout, nodes=nodes, ranks=ranks, restore="newest", snapshot=snapshot
+        number=number,
+        layout=layout,
+        nodes=nodes,
+        ranks=ranks,
+        restore="newest",
+        snapshot=snapshot,
+        run_created=created,
     )
 
 
@@ -134,6 +142,11 @@ def test_any_one_node_may_be_lost_and_the_layout_may_change(tmp_path: Path, run:
     whole = run_ranks(restore, 1, tmp_path, case_of(one), run, attempt_of(4, one, ("n1",), "step-00000004.1"))
     assert whole[0][1:3] == (0, None)
     assert "shards [" in whole[0][3], "n1 alone does not hold all of it, and says what is missing"
+    # A run that was launched anew into the same folder does not take its predecessor's for its own.
+    stranger = attempt_of(2, one, ("n1",), "step-00000004.1", created=2.0)
+    fresh = run_ranks(restore, 1, tmp_path, case_of(one), run, stranger)
+    assert fresh[0][1:3] == (0, None)
+    assert held_by(run, "n1") == {"n1": []}
 
 
 def test_two_nodes_may_be_lost_when_so_configured(tmp_path: Path, run: RunDir) -> None:

@@ -18,11 +18,12 @@ from llmtrain.run.checkpoints.manifest import MANIFEST, encode_manifest
 from llmtrain.run.checkpoints.shard import PieceHead, write_shard
 from llmtrain.run.job_file import JobFile
 from llmtrain.run.layout import RunDir
-from llmtrain.run.snapshots import RANKS, drop, held_here, make_private, snapshot_name, snapshots_of
+from llmtrain.run.snapshots import CREATED, RANKS, drop, held_here, make_private, snapshot_name, snapshots_of
 from llmtrain.supervise.node_memory import NodeMemory
 
 NODES = tuple(Node(name=name, address="127.0.0.1") for name in ("n1", "n2", "n3"))
 RANKS_IN_ALL = 3
+CREATED_AT = 1000.5
 
 
 @pytest.fixture
@@ -40,7 +41,7 @@ def memory(run: RunDir) -> NodeMemory:
     tier = CheckpointConfig(memory=MemoryTierConfig(every_steps=5))
     spec = replace(spec, recipe=replace(spec.recipe, checkpoint=tier))
     job = JobFile(run_id="run", version="0", spec=spec, layout=make_plan(spec).plans[0].layout)
-    return NodeMemory(run, job, LocalBackend(spec.cluster))
+    return NodeMemory(run, job, LocalBackend(spec.cluster), created=CREATED_AT)
 
 
 def shard(folder: Path, rank: int) -> None:
@@ -48,16 +49,23 @@ def shard(folder: Path, rank: int) -> None:
     write_shard(folder, rank, [head], [memoryview(bytes(8))])
 
 
-def info(step: int, **extra: int) -> CheckpointInfo:
+def info(step: int, **extra: object) -> CheckpointInfo:
     return CheckpointInfo(run_id="run", recipe_digest="", step=step, consumed_samples=step, extra=extra)
 
 
-def hold(run: RunDir, node: str, step: int, *shards: int) -> None:
+def hold(
+    run: RunDir,
+    node: str,
+    step: int,
+    *shards: int,
+    ranks: object = RANKS_IN_ALL,
+    created: object = CREATED_AT,
+) -> None:
     """Let a node hold shards of a snapshot of attempt 1."""
     folder = snapshots_of(run.path, node) / snapshot_name(step, 1)
     make_private(folder.parent)
     folder.mkdir()
-    head = Manifest(info=info(step, **{RANKS: RANKS_IN_ALL}), shards=(), tensors={})
+    head = Manifest(info=info(step, **{RANKS: ranks, CREATED: created}), shards=(), tensors={})
     (folder / MANIFEST).write_bytes(encode_manifest(head))
     for rank in shards:
         shard(folder, rank)
@@ -116,6 +124,24 @@ def test_torn_shards_and_strangers_do_not_count(run: RunDir, memory: NodeMemory,
     (folder.parent / "step-00000098.1").mkdir()
     [held] = held_here(folder.parent)
     assert (held.step, held.shards) == (10, (0, 2))
+
+
+def test_a_run_that_had_the_folder_before_left_nothing_to_go_on_from(run: RunDir, memory: NodeMemory) -> None:
+    """Deleted and launched again under the same name: memory outlives the folder."""
+    hold(run, "n1", 100, 0, 1, 2, created=999.0)
+    assert choose(memory) == ("", [])
+    hold(run, "n1", 10, 0, 1, 2)
+    assert choose(memory)[0] == "step-00000010.1"
+
+
+@pytest.mark.parametrize("ranks", [0, -1, 1 << 60, "3", None, 3.0, True, [3]])
+def test_a_manifest_that_is_no_snapshots_does_not_count(
+    run: RunDir, memory: NodeMemory, ranks: object
+) -> None:
+    """Nor does it hide what is whole."""
+    hold(run, "n1", 20, 0, 1, 2, ranks=ranks)
+    hold(run, "n1", 10, 0, 1, 2)
+    assert choose(memory)[0] == "step-00000010.1"
 
 
 def test_memory_is_freed_when_the_disk_has_it_all(run: RunDir, memory: NodeMemory) -> None:

@@ -27,7 +27,7 @@ from llmtrain.run.atomic import write_atomic
 from llmtrain.run.checkpoints import CheckpointInfo, Manifest
 from llmtrain.run.checkpoints.folder import LEFTOVER
 from llmtrain.run.checkpoints.manifest import MANIFEST, encode_manifest, shard_name, sidecar_name
-from llmtrain.run.snapshots import RANKS, drop, make_private, snapshot_name
+from llmtrain.run.snapshots import CREATED, RANKS, drop, drop_strangers, make_private, snapshot_name
 
 Told = Callable[[CheckpointError | None, float, float], None]
 """Called in the thread when a snapshot has ended: what went wrong, its seconds, and how many of them training
@@ -40,6 +40,8 @@ class NodeMemory:
 
     folder: Path
     attempt: int
+    run_created: float
+    """Tells the run's snapshots from those of one that had its folder before."""
     is_leader: bool
     """Whether this rank makes, renames and removes folders for its node."""
     replicas: Replicas
@@ -91,6 +93,12 @@ class MemorySnapshots:
         """Wait for the snapshot under way."""
         self._aside.wait()
 
+    def forget(self) -> None:
+        """Drop what is held: the training goes back to before it. To be called on all ranks, and none under
+        way."""
+        if self._memory.is_leader:
+            drop(self._memory.folder)
+
     # ---- in the thread
     def _take(self, info: CheckpointInfo, pieces: Iterable[Piece], own: Mapping[str, Any]) -> None:
         memory, rank = self._memory, self._ranks.rank
@@ -99,7 +107,7 @@ class MemorySnapshots:
 
         def begin() -> None:
             if memory.is_leader:
-                _begin(temporary, info, self._ranks.world_size)
+                _begin(memory, temporary, info, self._ranks.world_size)
 
         self._what = f"the snapshot of step {info.step}"
         try:
@@ -141,11 +149,12 @@ class MemorySnapshots:
         try_together(self._ranks, self._what, quietly)
 
 
-def _begin(temporary: Path, info: CheckpointInfo, ranks: int) -> None:
+def _begin(memory: NodeMemory, temporary: Path, info: CheckpointInfo, ranks: int) -> None:
     """Make the node's folder for a new snapshot."""
-    make_private(temporary.parent)
-    for leftover in temporary.parent.glob(f"*{LEFTOVER}"):
+    make_private(memory.folder)
+    drop_strangers(memory.folder, memory.run_created)
+    for leftover in memory.folder.glob(f"*{LEFTOVER}"):
         shutil.rmtree(leftover)
     temporary.mkdir()
-    counted = replace(info, extra={**info.extra, RANKS: ranks})
+    counted = replace(info, extra={**info.extra, RANKS: ranks, CREATED: memory.run_created})
     write_atomic(temporary / MANIFEST, encode_manifest(Manifest(info=counted, shards=(), tensors={})))

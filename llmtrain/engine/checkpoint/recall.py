@@ -22,7 +22,7 @@ from llmtrain.run.checkpoints import Manifest, verify_shards
 from llmtrain.run.checkpoints.commit import gather_manifest
 from llmtrain.run.checkpoints.manifest import MANIFEST, sidecar_name
 from llmtrain.run.checkpoints.parse import read_manifest
-from llmtrain.run.snapshots import RANKS, make_private, shards_in
+from llmtrain.run.snapshots import drop_strangers, make_private, origin, shards_in
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,6 +35,8 @@ class Place:
     """Shards that nodes without ranks had to give, on the shared file system."""
     nodes: tuple[tuple[int, ...], ...]
     """Ranks of every node now."""
+    run_created: float
+    """Tells the run's snapshots from those of one that had its folder before."""
 
 
 class Recall:
@@ -74,6 +76,7 @@ class Recall:
         if not self._is_leader:
             return json.dumps({})
         make_private(folder.parent)
+        drop_strangers(folder.parent, self._place.run_created)
         folder.mkdir(exist_ok=True)
         if self._node == 0 and self._place.rescued.is_dir():
             for path in self._place.rescued.iterdir():
@@ -111,8 +114,8 @@ class Recall:
         gathered: list[Manifest] = []
 
         def gather() -> None:
-            info = read_manifest(folder).info
-            gathered.append(gather_manifest(folder, info, int(info.extra.get(RANKS, 0))))
+            head = read_manifest(folder)
+            gathered.append(gather_manifest(folder, head.info, origin(head)[0]))
 
         self._together(gather)
         return gathered[0]
