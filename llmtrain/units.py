@@ -154,6 +154,11 @@ def format_duration(seconds: float) -> str:
     return f"{seconds} s"
 
 
+def percent(ratio: float) -> str:
+    """`9.1 %` of 0.091."""
+    return f"{100 * ratio:.1f} %"
+
+
 def plural(count: int, noun: str) -> str:
     """`1 node`, `2 nodes`."""
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"

@@ -18,6 +18,7 @@ from llmtrain.plan.plan import Candidate, Proposal
 from llmtrain.plan.schedules import bubble_ratio
 from llmtrain.plan.search import TIE, Search
 from llmtrain.plan.workload import make_workload
+from llmtrain.units import percent
 
 _GB = 1e9
 
@@ -59,13 +60,13 @@ def _bubble(request: RequestConfig, layers: int) -> Iterator[Problem]:
     enough = next((v for v in chunks if v * request.accumulation >= work), None)
     needed = ceil(round(work, 9))
     interleaved = (
-        f"vpp to {enough} ({_percent(fill / (enough * request.accumulation + fill))}), or " if enough else ""
+        f"vpp to {enough} ({percent(fill / (enough * request.accumulation + fill))}), or " if enough else ""
     )
     yield Problem(
         "request.bubble",
         f"1F1B idles (pp - 1)/(accumulation + pp - 1) = {fill}/{request.accumulation + fill} = "
-        f"{_percent(idle)} > {_percent(most)}",
-        f"set {interleaved}accumulation to at least {needed} ({_percent(fill / (needed + fill))})",
+        f"{percent(idle)} > {percent(most)}",
+        f"set {interleaved}accumulation to at least {needed} ({percent(fill / (needed + fill))})",
     )
 
 
@@ -140,7 +141,3 @@ def proposals(recipe: Recipe, machine: Machine, features: EngineFeatures, error:
 
 def _seconds(candidate: Candidate) -> float:
     return candidate.predicted.step_seconds
-
-
-def _percent(ratio: float) -> str:
-    return f"{100 * ratio:.1f} %"

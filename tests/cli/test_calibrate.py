@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from llmtrain.cli import main
 from llmtrain.cli.subcommands.calibrate import calibration_section, measured_step, with_calibration
 from llmtrain.config.cluster import CalibrationConfig
 from llmtrain.config.job import resolve
@@ -78,6 +80,17 @@ def test_a_run_counts_by_its_median_step_after_the_first_ones(tmp_path: Path) ->
     assert step.seconds == 0.5
     assert step.layout == Layout(dp=2, tp=2, pp=2, micro_batch=2)
     assert step.recipe.name == "tiny"
+
+
+def test_a_run_is_fitted_and_the_profile_says_how_well(tmp_path: Path, capsys) -> None:
+    run, profile = write_run(tmp_path, [0.5] * 8), tmp_path / "fitted.yaml"
+    given = ["local", "--run", str(run.path), "--no-microbench", "--output", str(profile)]
+    assert main.run(["profiles", "calibrate", *given]) == 0
+    evidence = load_profile(str(profile)).calibration.evidence
+    found = re.fullmatch(r"1 run \(tiny-1\), worst error ([\d.]+) %, ([\d.]+) % before", evidence)
+    assert found is not None, evidence
+    assert float(found[1]) < float(found[2]), "one step can be met better than the table does"
+    assert evidence in capsys.readouterr().out
 
 
 def test_a_run_that_is_too_short_is_refused(tmp_path: Path) -> None:

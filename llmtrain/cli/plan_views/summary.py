@@ -6,7 +6,7 @@ import textwrap
 from typing import TYPE_CHECKING
 
 from llmtrain.cli.console import columns, paint
-from llmtrain.units import format_bytes, format_count, format_duration, plural
+from llmtrain.units import format_bytes, format_count, format_duration, percent, plural
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -46,7 +46,7 @@ def choice_text(plan: Plan) -> str:
     other = "plan 2" if faster in plan.plans else layout_words(faster.layout)
     one, two = (candidate.predicted.step_seconds for candidate in (plan.plans[0], faster))
     return (
-        f"Plan 1 is {_percent(one / two - 1)} slower than {other} ({one:.4g} s against {two:.4g} s): within "
+        f"Plan 1 is {percent(one / two - 1)} slower than {other} ({one:.4g} s against {two:.4g} s): within "
         f"{100 * TIE:.0f} % of the fastest the simplest layout wins, then the one with least memory."
     )
 
@@ -116,9 +116,9 @@ def _cells(candidate: Candidate) -> tuple[str, ...]:
         f"{candidate.layout.micro_batch} x {candidate.accumulation}",
         format_duration(predicted.step_seconds),
         f"{predicted.tokens_per_second_per_gpu:,.0f}",
-        _percent(predicted.mfu),
-        _percent(predicted.bubble_ratio),
-        _percent(predicted.exposed_communication_ratio),
+        percent(predicted.mfu),
+        percent(predicted.bubble_ratio),
+        percent(predicted.exposed_communication_ratio),
         f"{format_bytes(memory.total)} of {format_bytes(memory.capacity)}",
     )
 
@@ -152,7 +152,7 @@ def _ladder(plan: Plan) -> str:
                 layout_words(first.candidate.layout),
                 f"{first.candidate.layout.micro_batch} x {' or '.join(map(str, counts))}",
                 format_duration(first.candidate.predicted.step_seconds),
-                _percent(first.candidate.predicted.mfu),
+                percent(first.candidate.predicted.mfu),
                 idle,
             )
         )
@@ -168,7 +168,3 @@ def _stretches(ladder: tuple[Rung, ...]) -> list[list[Rung]]:
         else:
             stretches.append([rung])
     return stretches
-
-
-def _percent(ratio: float) -> str:
-    return f"{100 * ratio:.1f} %"

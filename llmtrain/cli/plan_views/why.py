@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from llmtrain.cli.console import columns, paint
 from llmtrain.cli.plan_views.summary import choice_text, fastest, fitted, layout_words, wrapped
-from llmtrain.units import format_bytes, format_duration
+from llmtrain.units import format_bytes, format_duration, percent
 
 if TYPE_CHECKING:
     from llmtrain.plan.plan import Candidate, Plan
@@ -34,7 +34,7 @@ def _sum(candidate: Candidate) -> str:
 
     total = candidate.predicted.step_seconds
     rows = [
-        (words, f"{seconds:.4g}", _percent(seconds / total))
+        (words, f"{seconds:.4g}", percent(seconds / total))
         for words, seconds in exposed_parts(candidate.parts)
     ]
     rows.append(("step", f"{total:.4g}", "100.0 %"))
@@ -85,7 +85,7 @@ def comparison_text(first: Candidate, second: Candidate, names: tuple[str, str])
     settings = [(name, str(a), str(b), "") for name, a, b in changed_settings(first.layout, second.layout)]
     figures = [
         ("step", _seconds(first), _seconds(second), _change(_step(second) - _step(first))),
-        ("MFU", _percent(first.predicted.mfu), _percent(second.predicted.mfu), ""),
+        ("MFU", percent(first.predicted.mfu), percent(second.predicted.mfu), ""),
         ("memory/GPU", _memory(first), _memory(second), ""),
     ]
     parts = [
@@ -111,8 +111,8 @@ def plain_text(plain: Candidate, chosen: Candidate) -> str:
                 words,
                 layout_words(candidate.layout),
                 format_bytes(memory.total * ranks) + fits,
-                _percent(predicted.mfu),
-                _percent(predicted.communication_ratio),
+                percent(predicted.mfu),
+                percent(predicted.communication_ratio),
                 _seconds(candidate),
                 f"{_step(plain) / _step(candidate):.2f} x",
             )
@@ -143,7 +143,7 @@ def reliability_text(plan: Plan) -> str:
         f"{told.failures:.1f} in all; spare nodes that cover them: {told.spares}. Save every "
         f"{format_duration(told.checkpoint_interval)} ({format_bytes(told.checkpoint_bytes)} in "
         f"{format_duration(told.checkpoint_seconds)}). "
-        f"Goodput {_percent(told.goodput)}: {format_duration(told.days * 86400)} to the end. Copies of the "
+        f"Goodput {percent(told.goodput)}: {format_duration(told.days * 86400)} to the end. Copies of the "
         f"states take {format_bytes(told.host_bytes_per_node)} of host memory a node; {told.survives}.{price}"
     )
     return text.replace("Failures", paint("Failures", "bold"), 1)
@@ -171,8 +171,8 @@ def proposals_text(plan: Plan) -> str:
                 layout_words(candidate.layout),
                 f"{candidate.layout.micro_batch} x {candidate.accumulation}",
                 _seconds(candidate),
-                f"{_percent(predicted.mfu)} +-{100 * predicted.error * predicted.mfu:.0f}",
-                _percent(predicted.bubble_ratio),
+                f"{percent(predicted.mfu)} +-{100 * predicted.error * predicted.mfu:.0f}",
+                percent(predicted.bubble_ratio),
                 _memory(candidate),
             )
         )
@@ -195,7 +195,3 @@ def _memory(candidate: Candidate) -> str:
 
 def _change(seconds: float) -> str:
     return f"{seconds:+.4g} s"
-
-
-def _percent(ratio: float) -> str:
-    return f"{100 * ratio:.1f} %"

@@ -95,13 +95,15 @@ def _from_this_machine(cluster: ClusterProfile, date: str) -> CalibrationConfig:
 
 
 def _from_runs(cluster: ClusterProfile, runs: list[str], date: str) -> CalibrationConfig:
-    from llmtrain.plan.calibrate import calibrated, fit
+    from llmtrain.plan.calibrate import calibrated, fit, predict
+    from llmtrain.units import percent, plural
 
     steps = [measured_step(cluster, reference) for reference in runs]
     found = fit(steps)
     names = ", ".join(Path(reference).name for reference in runs)
+    before = max(abs(predict(step) / step.seconds - 1) for step in steps)
     evidence = (
-        f"{len(steps)} run{'s' if len(steps) > 1 else ''} ({names}), worst error {100 * found.worst:.1f} %"
+        f"{plural(len(steps), 'run')} ({names}), worst error {percent(found.worst)}, {percent(before)} before"
     )
     return calibrated(cluster, found, date=date, evidence=evidence)
 

@@ -13,6 +13,7 @@ from llmtrain.config.cluster import ClusterProfile
 from llmtrain.config.recipe import Recipe
 from llmtrain.config.rules.rule import Rule, rule
 from llmtrain.errors import Problem
+from llmtrain.units import plural
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +59,7 @@ def _degrees_fit_the_cluster(pair: Pair) -> Iterator[Problem]:
         yield Problem(
             f"parallel.{first}",
             f"{words} = {product} ranks, but `{cluster.name}` has {ranks} "
-            f"({cluster.nodes} node{'s' if cluster.nodes > 1 else ''} of {cluster.gpus_per_node}{spare})",
+            f"({plural(cluster.nodes, 'node')} of {cluster.gpus_per_node}{spare})",
             "lower a degree, set one to auto, or use more nodes",
         )
 

@@ -17,7 +17,7 @@ from llmtrain.plan.placement import rank_order
 from llmtrain.plan.plan import Candidate, MemoryBytes, Plan
 from llmtrain.plan.timeline import Timeline, timeline
 from llmtrain.plan.workload import make_workload
-from llmtrain.units import plural
+from llmtrain.units import percent, plural
 
 MEMORY = ("parameters", "gradients", "optimizer", "activations", "workspace")
 STEP = (
@@ -88,7 +88,10 @@ def _facts(spec: JobSpec, plan: Plan, best: Candidate, nodes: int) -> Iterator[S
     band = f" (within {percent_text(predicted.error)})" if predicted.error else ""
     speed = f"{count_text(predicted.tokens_per_second_per_gpu)} tokens/s on each"
     yield "step", f"{duration_text(predicted.step_seconds)}{band}, {speed}"
-    yield "use", f"MFU {100 * predicted.mfu:.1f} %, pipeline bubble {100 * predicted.bubble_ratio:.1f} %"
+    yield (
+        "use",
+        f"MFU {percent(predicted.mfu)}, pipeline bubble {percent(predicted.bubble_ratio)}",
+    )
     yield "memory", f"{bytes_text(memory.total)} of {bytes_text(memory.capacity)} on the fullest rank"
     yield "training", f"{duration_text(predicted.train_days * 86400)}, {predicted.gpu_hours:,.1f} GPU hours"
 
@@ -112,7 +115,7 @@ def _plans(plans: Sequence[Candidate]) -> Iterator[Sequence[str]]:
     for number, each in enumerate(plans, start=1):
         layout = layout_text({name: getattr(each.layout, name) for name in each.layout.__slots__})
         step, memory = duration_text(each.predicted.step_seconds), bytes_text(each.predicted.memory.total)
-        yield str(number), layout, step, f"{100 * each.predicted.mfu:.1f} %", memory
+        yield str(number), layout, step, percent(each.predicted.mfu), memory
 
 
 def _ladder(plan: Plan) -> Iterator[Sequence[str]]:
@@ -194,7 +197,7 @@ def schedule_plot(best: Candidate) -> str:
     drawn, count = drawable(layout, micro_batches)
     if not drawn.slots:
         return figure("Schedule", '<p class="empty">these micro-batches do not fit the schedule</p>')
-    title = f"Schedule {layout.schedule}: {100 * drawn.bubble_ratio:.1f} % of the stages' time is idle"
+    title = f"Schedule {layout.schedule}: {percent(drawn.bubble_ratio)} of the stages' time is idle"
     if count < micro_batches:
         predicted = 100 * best.predicted.bubble_ratio
         title += f" with the {count} micro-batches drawn; {predicted:.1f} % with all {micro_batches}"

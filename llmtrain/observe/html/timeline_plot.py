@@ -13,6 +13,7 @@ from llmtrain.observe.run_reader import RunView
 from llmtrain.observe.terminal_views.tables import attempt_word
 from llmtrain.observe.wording import duration_text
 from llmtrain.plan.timeline import Timeline
+from llmtrain.units import percent
 
 WIDTH, LEFT, RIGHT, TOP, BOTTOM, ROW = 1120, 96, 12, 6, 34, 24
 NUMBERED_WIDTH = 13.0
@@ -126,11 +127,11 @@ def _traced(traces: Sequence[RankTrace], bubbles: Sequence[Bubble], attempt: int
     place = members[0].place
     title = (
         f"Step {step} of attempt {attempt} as it was: {place.schedule}, {place.micro_batches} micro-batches, "
-        f"{100 * shown.ratio:.1f} % of the stages' time idle"
+        f"{percent(shown.ratio)} of the stages' time idle"
     )
     if len(bubbles) > 1:
         middle = median(bubble.ratio for bubble in bubbles)
-        title += f" (median of {len(bubbles)} traced pipelines and steps: {100 * middle:.1f} %)"
+        title += f" (median of {len(bubbles)} traced pipelines and steps: {percent(middle)})"
     kinds = {span.name for trace in members for span in trace.of_step(step)}
     meaning = [(colour, kind) for kind, colour in KINDS.items() if kind in kinds]
     rows = [f"stage {stage}" for stage in range(place.stages)]
