@@ -90,6 +90,36 @@ def test_the_early_warning_saves_requeues_and_goes_on(slurm_bed: SlurmBed, make_
     assert len(list(run.requeues.iterdir())) == 1
 
 
+def test_a_preempted_job_saves_and_yields_within_its_time_of_grace(
+    slurm_bed: SlurmBed, make_run: MakeRun
+) -> None:
+    """Grace begins with a signal to all steps, and none to the batch script."""
+    run = make_run(steps=60, step_seconds=0.3, checkpoint_every=1000)
+    job = submit(run).id
+    wait_for(lambda: step_reached(run, 3), 60, "step 3")
+    slurm_bed.slurm("scancel", "--signal=TERM", job)
+    record = wait_ended(run, 20)
+    assert (record.exit_status, [each.outcome for each in record.attempts]) == (75, ["stopped"]), record
+    assert int((run.path / "saved").read_text()) >= 3
+    wait_state(slurm_bed, job, "PENDING", seconds=30)
+    assert slurm_bed.restarts(job) == 1
+
+
+def test_an_administrators_requeue_saves_and_goes_on(slurm_bed: SlurmBed, make_run: MakeRun) -> None:
+    """All processes of the job are signalled at once, the supervisor by the batch script once more."""
+    run = make_run(steps=60, step_seconds=0.3, checkpoint_every=1000)
+    job = submit(run).id
+    wait_for(lambda: step_reached(run, 3), 60, "step 3")
+    slurm_bed.slurm("scontrol", "requeue", job)
+    assert wait_ended(run, 20).exit_status == 75
+    saved = int((run.path / "saved").read_text())
+    wait_state(slurm_bed, job, "PENDING", seconds=30)
+    slurm_bed.start_now(job)
+    wait_for(lambda: step_reached(run, saved + 2, 2), 60, "steps of the second start")
+    assert [event.payload.step for event in events(run, "restored")] == [0, saved]
+    assert slurm_bed.restarts(job) == 1
+
+
 def test_scancel_ends_the_job_for_good(slurm_bed: SlurmBed, make_run: MakeRun) -> None:
     run = make_run(steps=200)
     handle = submit(run)

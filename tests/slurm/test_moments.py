@@ -32,7 +32,7 @@ from tests.support.stand_in_runs import events, step_reached, wait_for
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
 
 STEPS = 14
-BEHAVIOUR = {"steps": STEPS, "step_seconds": 0.15, "checkpoint_every": 3}
+BEHAVIOUR = {"steps": STEPS, "step_seconds": 0.15, "checkpoint_every": 3, "unannounced": True}
 ALIVE = ("PENDING", "CONFIGURING", "RUNNING", "SUSPENDED", "REQUEUED", "REQUEUE_HOLD", "SPECIAL_EXIT")
 GONE_SECONDS = 2.0
 """After which a job that was ended has not come back."""

@@ -181,6 +181,8 @@ class Rank:
             new = self.run.path / "saved.new"
             new.write_text(str(step))
             new.replace(self.run.path / "saved")  # Another rank may read it now.
+            if self.behaviour.get("unannounced"):  # `resume` would look for checkpoints that are none.
+                return
             if self.behaviour.get("silent_saves"):
                 return  # A checkpoint that is told of is looked for before a resume.
             self.events.emit(
