@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -12,12 +11,12 @@ import typer
 
 from llmtrain.cli import console
 from llmtrain.cli.options import Json
+from llmtrain.cli.progress import reporter
 from llmtrain.cli.subcommands.audit import audit_run
 from llmtrain.errors import Problem, UsageError
 
 if TYPE_CHECKING:
     from llmtrain.corpus.prepared import PreparedCorpus
-    from llmtrain.corpus.progress import Progress
 
 _HELP = "Prepare a corpus, look at one, audit what a run read."
 _Sources = Annotated[
@@ -27,8 +26,6 @@ _Sources = Annotated[
         help="`python-stdlib`, text, jsonl or parquet files, folders, or a Megatron-LM prefix.",
     ),
 ]
-_EVERY = 5.0
-"""Seconds between two lines of progress when standard error is not a terminal."""
 
 
 def register(app: typer.Typer) -> None:
@@ -132,38 +129,6 @@ def _show(
     _print(corpus, as_json=as_json)
     if verify:
         console.say("all checksums match")
-
-
-def reporter() -> Callable[[Progress], None]:
-    """A function that tells progress on standard error: one line that changes, or a line every few
-    seconds."""
-    live = sys.stderr.isatty()
-    told = {"at": time.monotonic()}
-    phases = {
-        "wait": "another process prepares this corpus; waiting for it",
-        "digest": "reading the sources",
-        "tokenise": "tokenising",
-        "merge": "writing the token files",
-        "check": "checking",
-        "learn": "reading text",
-        "order": "shuffling documents",
-        "compare": "reading samples again",
-    }
-
-    def report(step: Progress) -> None:
-        now = time.monotonic()
-        text = phases[step.phase]
-        if step.total:
-            all_of_it = f"{step.total:,} steps" if step.phase == "compare" else f"{step.total / 1e6:,.1f} MB"
-            text += f": {step.done / step.total:4.0%} of {all_of_it}"
-        if live:
-            sys.stderr.write(f"\r\x1b[K{text}" if step.phase != "merge" else "\r\x1b[K")
-            sys.stderr.flush()
-        elif now - told["at"] >= _EVERY:
-            told["at"] = now
-            console.say(text)
-
-    return report
 
 
 def _empty_splits(corpus: PreparedCorpus, fraction: float) -> list[Problem]:

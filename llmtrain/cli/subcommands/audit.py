@@ -8,6 +8,7 @@ import typer
 
 from llmtrain.cli import console
 from llmtrain.cli.options import RUNS, Json, RunName, Runs
+from llmtrain.cli.progress import reporter
 from llmtrain.errors import ExitStatus, LlmtrainError, Problem, UsageError
 
 if TYPE_CHECKING:
@@ -82,7 +83,6 @@ def _compare(
     run: RunDir, recipe: Recipe | None, history: dict[int, StepRecord], result: Audit, most: int | None
 ) -> str:
     """Read samples again; returns why that could not be done."""
-    from llmtrain.cli.data import reporter
     from llmtrain.corpus.corpora import open_corpora, training_samples
     from llmtrain.corpus.evidence import compare_digests
     from llmtrain.corpus.progress import Progress

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import time
 from collections.abc import Callable
 from enum import StrEnum
 from pathlib import Path
@@ -13,14 +12,12 @@ import typer
 
 from llmtrain.cli import console
 from llmtrain.cli.options import RUNS, ClusterName, Json, Overrides, RecipeName, RunFolder, RunName, Runs
+from llmtrain.cli.progress import ProgressLine
 from llmtrain.errors import CheckpointError, LlmtrainError
 
 if TYPE_CHECKING:
     from llmtrain.run.checkpoints import Checkpoint
     from llmtrain.run.layout import RunDir
-
-_EVERY = 5.0
-"""Seconds between two lines of progress."""
 
 
 class Format(StrEnum):
@@ -157,12 +154,11 @@ def _tokenizer(run: RunDir) -> tuple[Path | None, int | None]:
 
 
 def _progress(word: str) -> Callable[[int, int], None]:
-    told = time.monotonic()
+    line = ProgressLine()
 
     def report(done: int, total: int) -> None:
-        nonlocal told
-        if time.monotonic() - told >= _EVERY:
-            told = time.monotonic()
-            console.say(f"{word}: {done / total:.0%} of {total / 1e9:.1f} GB")
+        line.tell(f"{word}: {done / total:.0%} of {total / 1e9:.1f} GB")
+        if done >= total:
+            line.clear()
 
     return report
