@@ -45,4 +45,4 @@ def test_faults_are_drawn_from_the_seed() -> None:
 @pytest.mark.parametrize("backend", chaos.KINDS)
 def test_every_kind_of_a_backend_is_drawn_soon(backend: str) -> None:
     cases = [case for seed in range(100) if (case := chaos.draw(seed)).backend == backend]
-    assert {case.faults[0].kind for case in cases} == set(chaos.KINDS[backend])
+    assert {fault.kind for case in cases for fault in case.faults[:2]} == set(chaos.KINDS[backend])

@@ -17,14 +17,11 @@ from llmtrain.supervise import storage
 from llmtrain.supervise.control import Control
 from tests.support import chaos_ground
 from tests.support import stand_in_runs as runs
-from tests.support.beds import unavailable
 
 
 @pytest.fixture
 def small_disk() -> Iterator[Path]:
     """A file system of its own."""
-    if os.geteuid():
-        unavailable("only root may mount a small file system")
     with chaos_ground.storage() as folder:
         yield folder
 

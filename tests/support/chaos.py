@@ -25,7 +25,7 @@ PROCESSES = ("rank", "agent", "launcher", "frozen_rank", "supervisor", "preempt"
 """Faults that every backend knows. rank, agent, launcher, supervisor: killed; frozen_rank: SIGSTOP;
 preempt: the supervisor is asked to leave; corrupt: the newest checkpoint is damaged, and a rank dies."""
 KINDS = {
-    "local": ("error", "disk", *PROCESSES),
+    "local": ("error", "rank", "disk", *PROCESSES[1:]),
     "ssh": ("power", "linkdown", "full", "crash", "flap", "freeze", *PROCESSES),
     "slurm": (
         *("down", "requeue", "kill_step", "batch_host", "crash", "cancel", "kill_job", "warning"),
@@ -99,7 +99,7 @@ def seeds_of(backend: str) -> list[int]:
 
 
 def draw(seed: int) -> Case:
-    """The case of a seed. Over the seeds of a backend, every kind comes first as often as the others."""
+    """The case of a seed. Over the seeds of a backend, every kind comes as often as the others."""
     chance = random.Random(seed)
     rounds, place = divmod(seed, len(SHARES))
     backend = SHARES[place]
@@ -107,17 +107,25 @@ def draw(seed: int) -> Case:
     turn = rounds * SHARES.count(backend) + SHARES[:place].count(backend)
     varied = seed >= SAMPLE
     count = chance.choice((2, 2, 3)) if varied else 2
-    first, spent = kinds[turn % len(kinds)], 0
-    count = 2 if first in NEED_STEPS else count
-    faults: list[Fault] = []
-    for index in range(count):
-        spent += bool(faults) and faults[-1].kind in LOSES_A_NODE
-        allowed = [kind for kind in kinds if kind not in LOSES_A_NODE or spent < LOSABLE]
-        allowed = [kind for kind in allowed if kind not in NEED_STEPS or count < 3]
-        kind = chance.choice(allowed) if index else first
-        faults.append(_fault(chance, kind, index, count))
+    chosen = _kinds(chance, kinds, count, turn, varied=varied)
+    faults = tuple(_fault(chance, kind, index, len(chosen)) for index, kind in enumerate(chosen))
     overrides = tuple(text for text in VARIATIONS if varied and chance.random() < 0.25)
-    return Case(seed, backend, chance.randrange(2) if varied else 0, tuple(faults), overrides)
+    return Case(seed, backend, chance.randrange(2) if varied else 0, faults, overrides)
+
+
+def _kinds(chance: random.Random, kinds: Sequence[str], count: int, turn: int, *, varied: bool) -> list[str]:
+    """Kinds of the faults of a case. In the sample they go through all kinds in turn, two a case; later the
+    first one does, and the others are drawn."""
+    if not varied:
+        found = [kinds[2 * turn % len(kinds)], kinds[(2 * turn + 1) % len(kinds)]]
+        # The recipe's own happen in the first attempt only.
+        return sorted(found, key=lambda kind: kind not in BY_RECIPE)
+    found = [kinds[turn % len(kinds)]]
+    while len(found) < (2 if found[0] in NEED_STEPS else count):
+        lost = sum(kind in LOSES_A_NODE for kind in found)
+        unfit = (*BY_RECIPE, *(NEED_STEPS if count > 2 else ()), *(LOSES_A_NODE if lost >= LOSABLE else ()))
+        found.append(chance.choice([kind for kind in kinds if kind not in unfit]))
+    return found
 
 
 VARIATIONS = ("faults.standby_after=1s", "checkpoint.memory.every_steps=2", "checkpoint.every_steps=7")

@@ -83,9 +83,8 @@ class Play:
         ranks = 2 if self.ground.nodes == 1 else 3
         overrides = (*BASE, *shape, *standby, *self.case.overrides, threads)
         injected = chaos.injected(self.case.faults, ranks)
-        return launches.launch(
-            self.run, *overrides, injected, home=self.ground.home, options=self.ground.options
-        )
+        settings = (*overrides, injected)
+        return launches.launch(self.run, *settings, home=self.ground.home, options=self.ground.options)
 
     def strike(self, fault: Fault) -> None:
         if fault.mends:
@@ -100,13 +99,14 @@ class Play:
             self.may_end |= self.ground.ends.get(fault.kind, frozenset())
 
     def go_on_if_ended(self) -> None:
-        """Resume a run that has ended early; it may do so only by a fault that ends runs."""
+        """Resume a run that has ended early: only by a fault that ends runs and struck since its start."""
         status = self.command.poll()
         if status in (None, 0):
             return
         out, err = self.command.communicate()
         assert status in self.may_end, f"exit code {status}: {self.told()}\n{out}\n{err}"
         self.struck.append(f"[{status}, resumed]")
+        self.may_end = {0}
         time.sleep(1.0)
         self.ground.mend()
         home = self.ground.home
@@ -138,12 +138,11 @@ class Play:
 
     def told(self) -> str:
         """What happened, for a person."""
-        log = ""
         if not self.run.record_json.exists():
             return f"{self.case}\n  no record"
         record = read_record(self.run)
         shapes = [f"{len(each.nodes)}:{each.outcome}:{each.cause}" for each in record.attempts]
-        return f"  struck {self.struck}; attempts {shapes}; {record.message}; {self.seconds:.0f} s{log}"
+        return f"  struck {self.struck}; attempts {shapes}; {record.message}; {self.seconds:.0f} s"
 
     # ---- what must be true
     def check(self, reference: Weights) -> None:
