@@ -7,8 +7,6 @@ from typing import Annotated
 
 import typer
 
-from llmtrain.cli import console
-
 FILES = ("prometheus-rules.yaml", "prometheus-scrape.yaml", "grafana-dashboard.json")
 
 
@@ -25,17 +23,13 @@ def _dashboards(
 
     Alert rules and a scrape job for the one, a dashboard for the other.
     """
+    from llmtrain.cli.output import write_output
     from llmtrain.errors import UsageError
     from llmtrain.resources import shipped_folder
-    from llmtrain.run.atomic import write_atomic
 
     there = [name for name in FILES if (out / name).exists()]
     if there and not force:
         names = ", ".join(there)
         raise UsageError(f"{out} has {names} already", where="--out", hint="give --force to replace them")
     for name in FILES:
-        try:
-            write_atomic(out / name, (shipped_folder("templates") / name).read_bytes())
-        except OSError as error:
-            raise UsageError(f"cannot write {out / name}: {error.strerror}", where="--out") from error
-        console.say(f"wrote {out / name}")
+        write_output(out / name, (shipped_folder("templates") / name).read_bytes(), option="--out")

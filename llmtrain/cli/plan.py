@@ -90,15 +90,10 @@ def _plan(
 
 
 def _draw(path: Path, spec: JobSpec, plan: Plan, nodes: int) -> None:
-    from llmtrain.errors import UsageError
+    from llmtrain.cli.output import write_output
     from llmtrain.observe.html.plan_page import plan_page
-    from llmtrain.run.atomic import write_atomic
 
-    try:
-        write_atomic(path, plan_page(spec, plan, nodes))
-    except OSError as error:
-        raise UsageError(f"cannot write {path}: {error.strerror}", where="--html") from error
-    console.say(f"wrote {path}")
+    write_output(path, plan_page(spec, plan, nodes), option="--html")
 
 
 def _document(plan: Plan, counted: Counted | None, others: Sequence[tuple[str, Candidate]]) -> dict[str, Any]:

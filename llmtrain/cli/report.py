@@ -30,20 +30,14 @@ def _report(
 
     The page needs no network, and no other file.
     """
-    from llmtrain.errors import UsageError
+    from llmtrain.cli.output import write_output
     from llmtrain.observe.html.report import report_page
     from llmtrain.observe.run_reader import read_view
-    from llmtrain.run.atomic import write_atomic
     from llmtrain.run.find import find_run
 
     found = find_run(run, runs)
     path = out or Path(f"{found.run_id}.html")
-    page = report_page(read_view(found, whole=whole))
-    try:
-        write_atomic(path, page)
-    except OSError as error:
-        raise UsageError(f"cannot write {path}: {error.strerror}", where="--out") from error
+    write_output(path, report_page(read_view(found, whole=whole)), option="--out")
     if as_json:
         document = {"run": found.run_id, "path": str(path.absolute()), "bytes": path.stat().st_size}
         console.emit_json(document)
-    console.say(f"wrote {path}")
