@@ -81,7 +81,7 @@ def build_parts(
     check_supported(recipe, layout)
     prepare_numerics(device, recipe.precision.mode)
     two_levels = recipe.parallel.two_level_reduction
-    groups = build_groups(layout.dims, rank, ranks_per_node if two_levels else 0)
+    groups = build_groups(layout.dims, rank, ranks_per_node, two_levels=two_levels)
     share_host_memory(recipe, layout, groups, device)
     stages = build_stages(recipe.model, layout, groups)
     buckets = build_memory(stages, groups, layout, recipe, device)

@@ -55,7 +55,7 @@ class Training:
     def __init__(self, rank: int, communication: str) -> None:
         from llmtrain.config.numerics import OptimizerConfig
 
-        groups = build_groups(ParallelDims(dp=2), rank)
+        groups = build_groups(ParallelDims(dp=2), rank, ranks_per_node=1)
         self.stages = build_stages(model(), Layout(dp=2), groups)
         storage = Storage(
             zero=1,

@@ -9,7 +9,7 @@ import pytest
 
 from llmtrain.config.layout import Layout
 from llmtrain.config.recipe import ParallelConfig
-from llmtrain.engine.parallel.groups import node_levels
+from llmtrain.engine.parallel.node_levels import node_levels
 from tests.support.engine_cases import Case, Outcome, gpt, llama, recipe, run_case, run_cases
 from tests.support.ranks import run_ranks
 

@@ -6,7 +6,7 @@ A group of one rank answers at once and counts nothing, so that callers never as
 from __future__ import annotations
 
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 
 from llmtrain.engine.flight import Lane, flight
+from llmtrain.engine.parallel.node_levels import node_levels, some_span_nodes
 from llmtrain.engine.parallel.shared_memory import SharedMemory, open_shared_memory
 from llmtrain.parallel_dims import Coordinate, ParallelDims
 
@@ -93,6 +94,7 @@ class Group:
         self.index = ranks.index(rank)
         self.size = len(ranks)
         self.handle = handle
+        self._connections = deque([handle])
         self.traffic = Traffic(lane=flight.lane(axis, ranks))
         self._local: SharedMemory | None = None
         # gloo adds BF16 numbers one by one; a gather and one vectorised addition moves as much and costs a
@@ -100,6 +102,18 @@ class Group:
         self._gathers_small = handle is not None and handle.name() == "gloo" and self.size <= 4
         # gloo's reduce-scatter is an all-reduce that forgets: it moves twice what is needed.
         self._exchanges_parts = handle is not None and handle.name() == "gloo"
+
+    def add_connection(self) -> None:
+        """Let large tensors take turns with one more process group of the same ranks; all members call it.
+
+        gloo asks a receiver before it sends, on the connection of the data: question and answer wait behind
+        the data of the operation before, and the link falls idle.
+        """
+        self._connections.append(dist.new_group(list(self.ranks), use_local_synchronization=True))
+
+    def _next_connection(self) -> dist.ProcessGroup | None:
+        self._connections.rotate(-1)
+        return self._connections[0]
 
     def all_reduce(self, tensor: torch.Tensor) -> torch.Tensor:
         """Sum a tensor over the group, in place."""
@@ -136,7 +150,7 @@ class Group:
         self._count("all_gather", full)
         if self._local is not None and self._local.fits(part):
             return Pending(self.traffic, self._local.start_all_gather(full, part))
-        work = _all_gather(full, part.contiguous(), group=self.handle, async_op=True)
+        work = _all_gather(full, part.contiguous(), group=self._next_connection(), async_op=True)
         return Pending(self.traffic, work.wait)
 
     def reduce_scatter(self, tensor: torch.Tensor) -> torch.Tensor:
@@ -167,12 +181,14 @@ class Group:
             received.copy_(sent)
             return DONE
         self._count("all_to_all", sent)
-        work = dist.all_to_all_single(received, sent, group=self.handle, async_op=True)
+        work = dist.all_to_all_single(received, sent, group=self._next_connection(), async_op=True)
         return Pending(self.traffic, work.wait)
 
     def _start_exchange_and_add(self, part: torch.Tensor, full: torch.Tensor) -> Pending:
         received = torch.empty_like(full).view(self.size, *part.shape)
-        work = dist.all_to_all_single(received.flatten(), full.flatten(), group=self.handle, async_op=True)
+        work = dist.all_to_all_single(
+            received.flatten(), full.flatten(), group=self._next_connection(), async_op=True
+        )
 
         def add() -> None:
             # In rank order, as ever.
@@ -241,13 +257,17 @@ class Groups:
         return (self.world, self.dp, self.tp, self.pp, self.ends, *levels)
 
 
-def build_groups(dims: ParallelDims, rank: int, ranks_per_node: int = 0) -> Groups:
-    """Make this rank's groups; every rank of the world must call it. The world may be a single rank without
-    torch's process group. With `ranks_per_node`, replicas that share nodes get a group for each level."""
+def build_groups(
+    dims: ParallelDims, rank: int, ranks_per_node: int = 0, *, two_levels: bool = True
+) -> Groups:
+    """Make this rank's groups; every rank of the world must call it. A world of one needs no torch process
+    group. `ranks_per_node` says which ranks share a node, 0 that nobody knows; with `two_levels`, replicas
+    that share nodes get a group for each level."""
     place = dims.coordinate(rank)
     alone = dims.world_size == 1
-    levels = node_levels(dims.group_of(rank, "dp"), rank, ranks_per_node)
-    some_have_levels = any(node_levels(ranks, ranks[0], ranks_per_node) for ranks in dims.groups("dp"))
+    level_size = ranks_per_node if two_levels else 0
+    levels = node_levels(dims.group_of(rank, "dp"), rank, level_size)
+    some_have_levels = any(node_levels(ranks, ranks[0], level_size) for ranks in dims.groups("dp"))
 
     def group(axis: str, ranks: tuple[int, ...]) -> Group:
         if len(ranks) == 1 or alone:
@@ -276,21 +296,6 @@ def build_groups(dims: ParallelDims, rank: int, ranks_per_node: int = 0) -> Grou
     # everywhere.
     for _ in range((not is_end) + (2 if some_have_levels and not levels else 0)):
         dist.new_group([rank], use_local_synchronization=True)
+    if some_span_nodes(dims, ranks_per_node) and dist.get_backend() == "gloo":
+        groups.levels[-1].add_connection()
     return groups
-
-
-def node_levels(
-    replicas: tuple[int, ...], rank: int, ranks_per_node: int
-) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
-    """The replicas on a rank's node, and those at its place on all nodes; None where the replicas lie on one
-    node, or on each node alone, or not evenly."""
-    if not ranks_per_node:
-        return None
-    by_node: dict[int, list[int]] = {}
-    for other in replicas:
-        by_node.setdefault(other // ranks_per_node, []).append(other)
-    inside = by_node[rank // ranks_per_node]
-    if len(by_node) == 1 or len(inside) == 1 or len({len(ranks) for ranks in by_node.values()}) > 1:
-        return None
-    place = inside.index(rank)
-    return tuple(inside), tuple(ranks[place] for ranks in by_node.values())
