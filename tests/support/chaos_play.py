@@ -190,8 +190,11 @@ def play_and_check(ground: Ground, case: Case, reference: Reference) -> None:
     try:
         play.play()
         play.check(wanted)
+        log_line(play, "good")
+    except BaseException as error:
+        log_line(play, f"{type(error).__name__}: {error}")
+        raise
     finally:
-        log_line(play)
         ground.mend()
         runs.clean_up(play.run)
     shutil.rmtree(play.run.path)
@@ -233,8 +236,8 @@ def layouts_trained(run: RunDir) -> set[str]:
     return {str(read_attempt_file(run.attempt(number).attempt_json).layout) for number in trained}
 
 
-def log_line(play: Play) -> None:
+def log_line(play: Play, verdict: str) -> None:
     """For campaigns: one line a case, to the file that LLMTRAIN_CHAOS_LOG names."""
     if path := os.environ.get("LLMTRAIN_CHAOS_LOG"):
         with Path(path).open("a", encoding="utf-8") as file:
-            file.write(f"{play.case}\n{play.told()}\n")
+            file.write(f"{play.case}\n{play.told()}\n  {verdict}\n")
