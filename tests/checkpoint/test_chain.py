@@ -3,6 +3,7 @@ it."""
 
 from __future__ import annotations
 
+import hashlib
 import json
 import shutil
 
@@ -52,6 +53,41 @@ def test_blocks_are_bit_exact(item, count, changed, seed):
     assert (found == new).all()
     if not changed:
         assert stored in ([], [b""])
+
+
+@pytest.mark.parametrize("kind", [np.uint8, np.uint16, np.uint32, np.uint64])
+def test_differences_wrap_around_at_both_ends(kind):
+    edges = np.array(
+        [0, 1, 2, np.iinfo(kind).max // 2, np.iinfo(kind).max // 2 + 1, np.iinfo(kind).max], kind
+    )
+    old, new = (np.ascontiguousarray(side).reshape(-1) for side in np.meshgrid(edges, edges))
+    old, new = np.tile(old, 40), np.tile(new, 40)  # enough for packing to pay
+    [stored] = encode(new.view(np.uint8), old.view(np.uint8), old.itemsize)
+    assert stored.nbytes < new.nbytes
+    decode(stored, new.nbytes, old.view(np.uint8), old.itemsize)
+    assert (old == new).all()
+
+
+def test_a_chain_of_an_earlier_version_holds_xor(make_chain):
+    """Schema 2: planes of XOR, under SHA-256."""
+    import zstandard
+
+    [_, one] = make_chain(1, 2)
+    old, new = (torch.arange(1000.0) + step for step in (1, 2))
+    changed = (new.view(torch.uint8) ^ old.view(torch.uint8)).numpy()
+    block = zstandard.ZstdCompressor().compress(changed.reshape(-1, 4).T.tobytes())
+    (one.path / "shard-00000.delta").write_bytes(block)
+
+    def of_an_earlier_version(document):
+        document["schema"] = 2
+        [shard], [piece] = document["shards"], document["tensors"]["w"]["pieces"]
+        del shard["checksum"]
+        shard.update(bytes=len(block), sha256=hashlib.sha256(block).hexdigest())
+        piece.update(bytes=[0, len(block)], blocks=[len(block)])
+
+    rewritten(one.path / "manifest.json", of_an_earlier_version)
+    assert verify(one.path) == []
+    assert (read_tensor(one.path, read_manifest(one.path), "w") == new.numpy()).all()
 
 
 @pytest.mark.parametrize("stored", [b"x", b"\x28\xb5\x2f\xfd\x20", b"\0" * 39])

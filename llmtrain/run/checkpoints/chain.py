@@ -108,7 +108,8 @@ class ChainReader:
             packed = memoryview(bytearray(stored))
             self._read(number, piece.shard, begin, packed)
             try:
-                decode(packed, length, content[start : start + length], item)
+                part, is_xor = content[start : start + length], self._links[number].manifest.is_xor
+                decode(packed, length, part, item, is_xor=is_xor)
             except ValueError as error:
                 link = self._links[number]
                 name = link.manifest.shards[piece.shard].file

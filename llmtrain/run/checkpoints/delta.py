@@ -1,14 +1,19 @@
-"""Changed bytes of a piece, without loss: XOR with the piece before, split into byte planes, compressed.
+"""Changed bytes of a piece, without loss: difference to the piece before, split into byte planes, compressed.
 
 A piece is cut into blocks of BLOCK bytes. A block is stored in one of three ways, told apart by its stored
 size: nothing (no byte has changed), as many bytes as it has (the new bytes themselves, where compression does
 not pay), or fewer (zstd of the planes). Planes keep sign and exponent bytes, which hardly change between two
 states, away from the low bytes of the mantissas, which are noise.
+
+The difference is that of the elements' bits taken as whole numbers, which grow with the magnitude of a float,
+zigzag-coded (0, -1, 1, -2, ... as 0, 1, 2, 3, ...): small changes have zeros in front whichever way they go,
+where a carry makes XOR flip many bits. Earlier versions stored XOR, which is still read.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,6 +24,9 @@ LEVEL = 1
 """zstd's level: higher ones gain less than a percent on mantissas."""
 
 Bytes = NDArray[np.uint8]
+
+_UNSIGNED = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
+_SIGNED = {1: np.int8, 2: np.int16, 4: np.int32, 8: np.int64}
 
 
 def block_count(nbytes: int) -> int:
@@ -40,17 +48,17 @@ def encode(new: Bytes, old: Bytes, item: int) -> Iterator[memoryview]:
     compressor = zstandard.ZstdCompressor(level=LEVEL, write_checksum=False, write_content_size=True)
     for begin in range(0, len(new), BLOCK):
         block = new[begin : begin + BLOCK]
-        changed = np.bitwise_xor(block, old[begin : begin + BLOCK])
-        if not changed.any():
+        change = _difference(block, old[begin : begin + BLOCK], item)
+        if not change.any():
             yield memoryview(b"")
             continue
-        packed = compressor.compress(np.ascontiguousarray(changed.reshape(-1, item).T).data)
+        packed = compressor.compress(np.ascontiguousarray(change.reshape(-1, item).T).data)
         yield memoryview(packed) if len(packed) < len(block) else block.data
 
 
-def decode(stored: memoryview, length: int, old: Bytes, item: int) -> None:
-    """Turn one block of the piece before, [length], into the new one, in place; raises ValueError when what
-    is stored cannot be one."""
+def decode(stored: memoryview, length: int, old: Bytes, item: int, *, is_xor: bool = False) -> None:
+    """Turn one block of the piece before, [length], into the new one, in place; `is_xor`: as earlier versions
+    stored it. Raises ValueError when what is stored cannot be one."""
     import zstandard
 
     if not stored.nbytes:
@@ -65,5 +73,29 @@ def decode(stored: memoryview, length: int, old: Bytes, item: int) -> None:
         planes = zstandard.ZstdDecompressor().decompress(stored, max_output_size=length)
     except zstandard.ZstdError as error:
         raise ValueError(f"a block cannot be unpacked: {error}") from error
-    changed = np.frombuffer(planes, np.uint8).reshape(item, -1).T
-    np.bitwise_xor(old.reshape(-1, item), changed, out=old.reshape(-1, item))
+    change = np.ascontiguousarray(np.frombuffer(planes, np.uint8).reshape(item, -1).T).reshape(-1)
+    if is_xor:
+        np.bitwise_xor(old, change, out=old)
+    else:
+        _add_difference(old, change, item)
+
+
+def _difference(new: Bytes, old: Bytes, item: int) -> Bytes:
+    """Elements of `new` minus those of `old`, modulo 2^bits, zigzag-coded."""
+    unsigned, signed = _UNSIGNED[item], _SIGNED[item]
+    change: NDArray[Any] = new.view(unsigned) - old.view(unsigned)
+    sign = (change.view(signed) >> (8 * item - 1)).view(unsigned)
+    change <<= 1
+    change ^= sign
+    coded: Bytes = change.view(np.uint8)
+    return coded
+
+
+def _add_difference(old: Bytes, change: Bytes, item: int) -> None:
+    """The reverse, in place; `change` is used up."""
+    coded: NDArray[Any] = change.view(_UNSIGNED[item])
+    sign = coded & 1
+    np.negative(sign, out=sign)
+    coded >>= 1
+    coded ^= sign
+    np.add(old.view(_UNSIGNED[item]), coded, out=old.view(_UNSIGNED[item]))

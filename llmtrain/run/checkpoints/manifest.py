@@ -21,7 +21,7 @@ SCHEMA = 3
 INCREMENTAL_SCHEMA = 4
 """Of incremental checkpoints, which versions that know only full ones must refuse."""
 EARLIER = {SCHEMA: 1, INCREMENTAL_SCHEMA: 2}
-"""Of the same with SHA-256 as the shards' checksums; these are read too."""
+"""Of the same with SHA-256 as the shards' checksums, and XOR in place of differences; these are read too."""
 MANIFEST = "manifest.json"
 SHARD_NAME = re.compile(r"shard-(\d{5,9})\.(?:safetensors|delta)")
 
@@ -140,6 +140,8 @@ class Manifest:
     tensors: Mapping[str, TensorEntry]
     digest: str = ""
     """Of everything else in `manifest.json`; "" before it is encoded."""
+    is_xor: bool = False
+    """Whether an incremental one's blocks are as earlier versions stored them (`delta.py`)."""
 
     @property
     def nbytes(self) -> int:

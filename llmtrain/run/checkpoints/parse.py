@@ -79,7 +79,8 @@ def read_manifest(folder: Path) -> Manifest:
         reader.fail("base", "is missing, but there are blocks of changed bytes")
     if info.base is not None and not all(is_delta):
         reader.fail("tensors", "hold whole pieces, but there is a base")
-    return Manifest(info=info, shards=shards, tensors=tensors, digest=str(document["digest"]))
+    is_xor = info.base is not None and document["schema"] == EARLIER[expected]
+    return Manifest(info=info, shards=shards, tensors=tensors, digest=str(document["digest"]), is_xor=is_xor)
 
 
 def read_sidecar(path: Path, rank: int) -> tuple[ShardEntry, dict[str, TensorEntry]]:
