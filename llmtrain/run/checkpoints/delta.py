@@ -73,7 +73,10 @@ def decode(stored: memoryview, length: int, old: Bytes, item: int, *, is_xor: bo
         planes = zstandard.ZstdDecompressor().decompress(stored, max_output_size=length)
     except zstandard.ZstdError as error:
         raise ValueError(f"a block cannot be unpacked: {error}") from error
-    change = np.ascontiguousarray(np.frombuffer(planes, np.uint8).reshape(item, -1).T).reshape(-1)
+    elements = np.empty((length // item, item), np.uint8)
+    for number, plane in enumerate(np.frombuffer(planes, np.uint8).reshape(item, -1)):
+        elements[:, number] = plane  # twice as fast as one transposed copy
+    change = elements.reshape(-1)
     if is_xor:
         np.bitwise_xor(old, change, out=old)
     else:
