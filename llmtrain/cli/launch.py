@@ -75,16 +75,10 @@ def _launch_run(
     as_json: bool,
 ) -> int:
     """Write a run's directory and start it, or show what would be written."""
-    import sys
-
-    from llmtrain import __version__
     from llmtrain.config.job import resolve
-    from llmtrain.plan.document import plan_document
     from llmtrain.plan.make import make_plan
     from llmtrain.plan.supported import check_supported
-    from llmtrain.render.scripts import render
-    from llmtrain.run.job_file import JobFile
-    from llmtrain.supervise.create import create_run, run_dir_for
+    from llmtrain.supervise.create import create_run, plan_as_files, run_dir_for
 
     spec = resolve(recipe, cluster, overrides)
     plan = make_plan(spec)
@@ -92,9 +86,8 @@ def _launch_run(
     there = _login_folder(spec.cluster)
     storage = "runs" if there else spec.cluster.storage.path
     run = run_dir_for(spec.recipe.name, storage, run_dir)
-    job = JobFile(run_id=run.run_id, version=__version__, spec=spec, layout=plan.plans[0].layout)
     target = there(spec.cluster, run) if there else run
-    rendered = render(job, plan_document(plan), target, python=sys.executable)
+    job, rendered = plan_as_files(run, spec, plan, place=target)
     if dry_run:
         _show(target, rendered, as_json=as_json)
         return ExitStatus.DONE

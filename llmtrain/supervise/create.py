@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import os
+import sys
 import time
 from pathlib import Path
 
+from llmtrain import __version__
+from llmtrain.config.job import JobSpec
 from llmtrain.errors import RunError, UsageError
-from llmtrain.render.scripts import RenderedJob
+from llmtrain.plan.document import plan_document
+from llmtrain.plan.plan import Plan
+from llmtrain.render.scripts import RenderedJob, render
 from llmtrain.run.atomic import write_atomic
+from llmtrain.run.job_file import JobFile
 from llmtrain.run.layout import RunDir
 from llmtrain.run.record import RunRecord, write_record
 
@@ -38,6 +44,17 @@ def run_dir_for(recipe: str, storage: str, given: Path | None) -> RunDir:
     if path.exists() and (not path.is_dir() or any(path.iterdir())):
         raise UsageError("is not an empty folder", where=str(path), hint="choose another --run-dir")
     return run
+
+
+def plan_as_files(
+    run: RunDir, spec: JobSpec, plan: Plan, *, place: RunDir | None = None
+) -> tuple[JobFile, RenderedJob]:
+    """Job file of a new run in the best layout of its plan, and all files that its folder begins with.
+
+    `place` is the folder as its nodes see it, where that is another path than `run`.
+    """
+    job = JobFile(run_id=run.run_id, version=__version__, spec=spec, layout=plan.plans[0].layout)
+    return job, render(job, plan_document(plan), place or run, python=sys.executable)
 
 
 def create_run(run: RunDir, job: RenderedJob) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from enum import StrEnum
 from pathlib import Path
@@ -94,21 +93,16 @@ def import_(
     `llmtrain resume` starts it. The recipe's model must be the folder's: `model: {from: FOLDER}` says so.
     Pickle files are never loaded.
     """
-    from llmtrain import __version__
     from llmtrain.config.job import resolve
-    from llmtrain.plan.document import plan_document
     from llmtrain.plan.make import make_plan
-    from llmtrain.render.scripts import render
     from llmtrain.run.interchange.importing import import_huggingface
     from llmtrain.run.interchange.start import start_info
-    from llmtrain.run.job_file import JobFile
-    from llmtrain.supervise.create import create_run, discard_run, run_dir_for
+    from llmtrain.supervise.create import create_run, discard_run, plan_as_files, run_dir_for
 
     spec = resolve(recipe, cluster, overrides or [])
     plan = make_plan(spec)
     run = run_dir_for(spec.recipe.name, spec.cluster.storage.path, run_dir)
-    job = JobFile(run_id=run.run_id, version=__version__, spec=spec, layout=plan.plans[0].layout)
-    create_run(run, render(job, plan_document(plan), run, python=sys.executable))
+    create_run(run, plan_as_files(run, spec, plan)[1])
     try:
         info = start_info(spec.recipe, run.run_id)
         import_huggingface(source, run.checkpoints, spec.recipe.model, info, progress=_progress("importing"))

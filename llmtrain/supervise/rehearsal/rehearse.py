@@ -3,22 +3,17 @@
 from __future__ import annotations
 
 import shutil
-import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from llmtrain import __version__
 from llmtrain.backends.base import Backend
 from llmtrain.backends.registry import load_backend
 from llmtrain.config.job import resolve
 from llmtrain.errors import ConfigError, LlmtrainError, UsageError
-from llmtrain.plan.document import plan_document
 from llmtrain.plan.make import make_plan
-from llmtrain.render.scripts import render
-from llmtrain.run.job_file import JobFile
-from llmtrain.supervise.create import create_run, run_dir_for
+from llmtrain.supervise.create import create_run, plan_as_files, run_dir_for
 from llmtrain.supervise.rehearsal.acts import Sight
 from llmtrain.supervise.rehearsal.scenarios import SCENARIOS, SMALL, Scenario
 from llmtrain.supervise.rehearsal.stage import Stage
@@ -77,11 +72,11 @@ def _one(
         return Outcome(name=scenario.name, does=scenario.does, recovered=False, skipped=True, what=why)
     plan = make_plan(spec)
     run = run_dir_for(f"rehearsal-{scenario.name}", spec.cluster.storage.path, None)
-    job = JobFile(run_id=run.run_id, version=__version__, spec=spec, layout=plan.plans[0].layout)
+    job, rendered = plan_as_files(run, spec, plan)
     backend: Backend | None = None if scenario.is_of_nodes else load_backend(spec.cluster)
     if backend is not None and (problems := backend.check(spec, run)):
         raise ConfigError(problems)
-    create_run(run, render(job, plan_document(plan), run, python=sys.executable))
+    create_run(run, rendered)
     stage = Stage(run, job, backend, LIMIT_SECONDS)
     try:
         stage.start()
