@@ -25,8 +25,8 @@ from functools import lru_cache
 from llmtrain.config.layout import Layout
 from llmtrain.config.recipe import BatchConfig
 
-WINDOWS = 8
-"""Newest windows of each rank that are judged: 40 steps."""
+WINDOWS, WINDOW_STEPS = 8, 5
+"""Newest windows of each rank that are judged, of so many steps as ranks tell of at a time."""
 FLOOR = 0.03
 """Least excess over the peers that is named."""
 SUSTAINED, SUSTAINED_WINDOWS = 0.5, 7
@@ -193,6 +193,11 @@ class Stragglers:
             self._long[rank] = LongWindow()
             if excess := self._patient.excess(rank, ranks):
                 yield Straggler(rank=rank, excess=excess, step=step, peers=peers, is_confirmed=True)
+
+
+def confirmed_after(step_seconds: float) -> float:
+    """Seconds after which a rank that computes so long for a step is known to stay slow, at the earliest."""
+    return WINDOWS * max(PATIENT_SECONDS, PATIENT_WINDOWS * WINDOW_STEPS * step_seconds)
 
 
 def stragglers_of(layout: Layout, batch: BatchConfig) -> Stragglers:

@@ -82,11 +82,33 @@ def test_the_same_seed_is_the_same_run() -> None:
     assert first == again != other
 
 
+def test_spares_in_the_place_of_slow_nodes_are_worth_something() -> None:
+    rates = Rates(interruptions_per_day=0.2, shares={"rank": 1.0}, repair=DAY, slow_nodes_per_day=2.0)
+    told = small(32, rates=rates)
+    recipe = told.job.spec.recipe
+    recipe = replace(recipe, faults=replace(recipe.faults, slow_ranks="replace"))
+    replaced = replace(told, job=replace(told.job, spec=replace(told.job.spec, recipe=recipe)))
+    for seed in range(3):
+        before, after = simulate(told, seed), simulate(replaced, seed)
+        check_sums(after, replaced)
+        assert before.incidents["slow_node"] > 10 and not before.decisions["replace a slow node"]
+        assert after.decisions["replace a slow node"] > 5 and after.most_lost == 0
+        slower = "slower by a slow node"
+        assert after.parts[slower] < 0.5 * before.parts[slower] and after.goodput > before.goodput
+
+
 def test_without_failures_nothing_is_lost() -> None:
     quiet = Rates(interruptions_per_day=0.0, shares={"rank": 1.0}, repair=DAY)
     account = simulate(small(32, rates=quiet), 0)
     assert account.attempts == 1 and account.goodput > 0.99
-    assert set(account.parts) <= {"start", "saving", "productive", "done again", "slower on a lower rung"}
+    assert set(account.parts) <= {
+        "start",
+        "saving",
+        "productive",
+        "done again",
+        "slower on a lower rung",
+        "slower by a slow node",
+    }
 
 
 def test_more_spares_and_faster_starts_are_worth_something() -> None:

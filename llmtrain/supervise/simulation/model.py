@@ -29,8 +29,15 @@ class Durations:
     """That the training waits for a save."""
     write: float = 30.0
     """From a save's beginning to its commit."""
+    mend: float = 4 * 3600.0
+    """From when a node is named as slow to when a person has mended it; it is slow until then."""
     resume: float = 3600.0
     """For a person to resume a run that ended with exit code 93, once nodes are fit again."""
+
+    @property
+    def restart(self) -> float:
+        """From leaving an attempt in order to the first step of the next one."""
+        return self.write + self.tear_down + self.start + self.load
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -21,10 +21,12 @@ from llmtrain.supervise.membership import choose, due, quarantine_of, with_losse
 from llmtrain.supervise.policy import AttemptEnd, Budget, Decision, History, decide, past_budget
 from llmtrain.supervise.simulation.account import Account
 from llmtrain.supervise.simulation.model import Scenario
+from llmtrain.supervise.simulation.slow import EXCESS, SlowTimes
 from llmtrain.supervise.simulation.trace import Incident, draw_trace
 from llmtrain.supervise.simulation.watch import Watch
-from llmtrain.supervise.step_up import STEPPED_UP, may_restart_for_gain, pays
+from llmtrain.supervise.step_up import REPLACED, STEPPED_UP, may_restart_for_gain, pays
 
+GAINS = {STEPPED_UP: "step up", REPLACED: "replace a slow node"}
 END_SECONDS = 1e-3
 """What rounding leaves of the time is no attempt."""
 
@@ -56,6 +58,10 @@ class _Simulation:
         self._now = self._done = 0.0
         """The clock, and seconds of training at the planned speed that are not lost."""
         self._first = 1
+        replaces = scenario.job.spec.recipe.faults.slow_ranks == "replace"
+        self._slow = SlowTimes(replaces=replaces, took=self._took, limits=self._limits)
+        self._leave_at, self._leaves_by = 0.0, ""
+        """When the attempt under way is left for a better one if nothing fails, and the cause."""
         self._risk: tuple[float, float] | None = None
         """What the last step up cost, and the speed before it."""
 
@@ -87,7 +93,8 @@ class _Simulation:
             self._person_resumes("past the budget")
             return None
         try:
-            plan = choose(self._given.job, self._given.rungs, self._nodes, self._record.away, number=number)
+            nodes = self._slow.ordered(self._nodes, self._now)
+            plan = choose(self._given.job, self._given.rungs, nodes, self._record.away, number=number)
         except InfeasibleError:
             self._person_resumes("nothing fits")
             return None
@@ -121,9 +128,10 @@ class _Simulation:
         took = self._took
         interval = save_interval((took.stall,), (took.write,), between)
         self._account.intervals.append(interval)
-        step_up = self._step_up_at(plan, interval, between)
-        incident = self._next_that_matters(plan, min(step_up, self._given.seconds))
-        end = min(self._given.seconds, step_up) if incident is None else incident.at
+        self._leave_at = min(self._step_up_at(plan, interval, between), self._given.seconds)
+        self._leaves_by = STEPPED_UP
+        incident = self._next_that_matters(plan, between)
+        end = self._leave_at if incident is None else incident.at
         trained = max(0.0, end - self._now)
         saves = int(trained // (interval + took.stall))
         is_lost = incident is not None
@@ -134,8 +142,12 @@ class _Simulation:
         )
         work = trained - saves * took.stall
         kept = committed if is_lost else work
+        names = [node.name for node in plan.nodes]
+        waited = min(kept, self._slow.cost(names, self._now, self._now + kept))
         self._spend("saving", saves * took.stall)
         self._spend("done again", work - kept)
+        self._spend("slower by a slow node", waited)
+        kept -= waited
         self._spend("productive", kept * speed)
         self._spend("slower on a lower rung", kept * (1.0 - speed))
         self._done += kept * speed
@@ -144,8 +156,9 @@ class _Simulation:
             self._fail(plan, incident, began)
             return incident.at
         if self._now < self._given.seconds - END_SECONDS:
-            self._risk = (took.write + took.tear_down + took.start + took.load, speed)
-            self._leave_for_more(plan, began)
+            if self._leaves_by == STEPPED_UP:
+                self._risk = (self._took.restart, speed)
+            self._leave_for_better(plan, began)
         return None
 
     def _judge_step_up(self, speed: float, trained: float) -> None:
@@ -177,18 +190,29 @@ class _Simulation:
             }
             away = [name for name in record.away if name not in back]
             better = choose(self._given.job, self._given.rungs, self._nodes, away, number=0)
-            restart = self._took.write + self._took.tear_down + self._took.start + self._took.load
             batch = self._given.job.spec.recipe.batch.global_size
             is_higher = not better.rung or better.rung > plan.rung
-            if is_higher and pays(plan.layout, better.layout, batch, between, restart):
+            if is_higher and pays(plan.layout, better.layout, batch, between, self._took.restart):
                 return at + min(interval / 2, limits.step_up_wait)
         return float("inf")
 
-    def _next_that_matters(self, plan: AttemptPlan, until: float) -> Incident | None:
-        """The first failure of the attempt's nodes before a moment; what happens to others is noted, and
+    def _node_is_slow(self, plan: AttemptPlan, incident: Incident, between: float) -> None:
+        """One of the attempt's nodes becomes slow: it should be named, and may be replaced."""
+        name, at = f"n{incident.node}", max(incident.at, self._now)
+        place = [node.name for node in plan.nodes].index(name)
+        named, others = self._watch.look_at_slow_node(place, EXCESS)
+        self._account.wrong["slow node not named"] += not named
+        self._account.wrong["other node named as slow"] += others
+        self._slow.begin(name, at)
+        left_at = self._slow.left_at(at, plan.idle, self._record.attempts, between)
+        if named and left_at < self._leave_at:
+            self._leave_at, self._leaves_by = left_at, REPLACED
+
+    def _next_that_matters(self, plan: AttemptPlan, between: float) -> Incident | None:
+        """The first failure of the attempt's nodes before it is left; what happens to others is noted, and
         what is no failure must not be taken for one."""
         places = {node.name: place for place, node in enumerate(plan.nodes)}
-        while self._next is not None and self._next.at < until:
+        while self._next is not None and self._next.at < self._leave_at:
             incident, self._next = self._next, next(self._incidents, None)
             name = f"n{incident.node}"
             if not self._happened_up(name, incident.at):
@@ -199,9 +223,7 @@ class _Simulation:
             if name not in places:
                 continue
             if incident.kind == "slow_node":
-                named, others = self._watch.look_at_slow_node(places[name])
-                self._account.wrong["slow node not named"] += not named
-                self._account.wrong["other node named as slow"] += others
+                self._node_is_slow(plan, incident, between)
             elif incident.kind == "slow_save":
                 if self._watch.look(incident, places[name]).finding is not None:
                     self._account.wrong["false alarm"] += 1
@@ -233,10 +255,10 @@ class _Simulation:
         end = AttemptEnd(outcome="failed", cause=cause, message=message)
         self._decided(plan, end, began)
 
-    def _leave_for_more(self, plan: AttemptPlan, began: float) -> None:
+    def _leave_for_better(self, plan: AttemptPlan, began: float) -> None:
         self._spend("saving", self._took.write)
         self._spend("tearing down", self._took.tear_down)
-        end = AttemptEnd(outcome="stopped", cause=STEPPED_UP, gain="nodes are back")
+        end = AttemptEnd(outcome="stopped", cause=self._leaves_by, gain=GAINS[self._leaves_by])
         self._decided(plan, end, began)
 
     def _decided(self, plan: AttemptPlan, end: AttemptEnd, began: float) -> None:
@@ -253,7 +275,7 @@ class _Simulation:
         )
         self._record = self._record.with_attempt(attempt)
         decision = self._decide(end)
-        self._account.decisions["step up" if end.gain else decision.action] += 1
+        self._account.decisions[end.gain or decision.action] += 1
         if decision.action == "restart":
             self._spend("back-off", decision.delay)
         elif not decision.short_of_nodes:

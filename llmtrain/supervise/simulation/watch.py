@@ -73,7 +73,7 @@ class Watch:
             now += ticks if incident.kind != "node" else 1.0
         return Sighting(finding=None, seconds=LONGEST_LOOK)
 
-    def look_at_slow_node(self, place: int, excess: float = 0.05) -> tuple[bool, int]:
+    def look_at_slow_node(self, place: int, excess: float) -> tuple[bool, int]:
         """Whether a node that computes longer is named, and how many others are, after 100 steps."""
         ranks = min(WATCHED_RANKS, max(8, self._nodes))
         slow = place % ranks
