@@ -76,6 +76,23 @@ def test_what_is_rounded_away_is_sent_later() -> None:
     assert (arrived - meant).abs().max() < (plain - meant).abs().max() / 20
 
 
+@settings(max_examples=40, deadline=None)
+@given(members=st.integers(1, 4), exponent=st.integers(-20, 20), seed=st.integers(0, 2**31))
+def test_nothing_of_a_gradient_is_lost(members: int, exponent: int, seed: int) -> None:
+    """What is sent and what is kept for the next step add up to the gradient and what was kept before, to the
+    last bit of FP32."""
+    generator = torch.Generator().manual_seed(seed)
+    codec, shard = Codec("int8"), 2 * BLOCK
+    errors, arrived = torch.zeros(members, shard), torch.empty(members, shard)
+    for _ in range(4):
+        gradient = torch.randn(members, shard, generator=generator) ** 3 * 10.0**exponent
+        meant = gradient + errors
+        encoded = codec.encode(gradient, errors)
+        for row, total in zip(encoded, arrived, strict=True):
+            codec.decode_sum(row.unsqueeze(0), total)
+        assert torch.equal(arrived.double() + errors.double(), meant.double())
+
+
 @pytest.mark.parametrize("communication", ["bf16", "fp16", "int8"])
 @pytest.mark.parametrize("poison", [math.nan, math.inf])
 def test_bad_numbers_arrive_as_bad_numbers(communication: str, poison: float) -> None:

@@ -44,7 +44,8 @@ class Codec:
         encoded[:, :shard].view(torch.int8).copy_(rounded.view(members, shard))
         encoded[:, shard:].view(torch.float32).copy_(scales.view(members, -1))
         if errors is not None:
-            kept = torch.addcmul(blocks, rounded, scales, value=-1.0, out=errors.view(-1, BLOCK))
+            # Exact: a value and what it is sent as lie within a factor of two, or the latter is zero.
+            kept = torch.sub(blocks, rounded.mul_(scales), out=errors.view(-1, BLOCK))
             # A gradient that is not finite is told to all by its scale; it must not poison later steps.
             kept.masked_fill_(~scales.isfinite(), 0.0)
         return encoded
