@@ -147,13 +147,19 @@ class Device:
                 ]
             )
         for module in modules:
-            module.compile()
+            module.compile(dynamic=False)  # Shapes change with the micro-batch only: few, and each for long.
 
     def use_in_thread(self) -> None:
         """Make it the calling thread's device: CUDA's choice is per thread, and another one's costs its
         memory."""
         if self.is_cuda:
             torch.cuda.set_device(self.torch_device)
+
+
+def fuses_grouped_heads(query: torch.Tensor, mask: torch.Tensor | None) -> bool:
+    """Whether a fused attention kernel takes fewer key than query heads: of CUDA's only the flash kernel
+    does, which has no masks and no FP32; what no kernel takes is computed with all scores in memory."""
+    return not query.is_cuda or (mask is None and query.dtype != torch.float32)
 
 
 def _status_bytes(name: str) -> int:

@@ -20,6 +20,7 @@ from llmtrain.corpus.samples import Samples
 from llmtrain.corpus.sampling import SampleOrder
 from llmtrain.engine.data import TrainingBatches, ValidationBatches
 from llmtrain.engine.failures import NumericError, RestoreError, describe, error_class
+from llmtrain.engine.model import block
 from llmtrain.engine.model.norms import Norm
 from llmtrain.engine.model.rope import rotary_frequencies, rotary_table, rotate
 from llmtrain.engine.model.stage import vocabulary_rows
@@ -112,6 +113,17 @@ def test_vocabulary_rows_cover_all_once(vocab: int, size: int) -> None:
     assert all(rows > 0 for _, rows in parts)
     assert [first for first, _ in parts] == [sum(rows for _, rows in parts[:index]) for index in range(size)]
     assert sum(rows for _, rows in parts) == vocab
+
+
+def test_keys_of_a_group_may_be_repeated_for_a_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    made, found = (torch.randn(8, 2, heads, 4, requires_grad=True) for heads in (6, 2)), []
+    query, key = made
+    for fuses in (True, False):
+        monkeypatch.setattr(block, "fuses_grouped_heads", lambda *_, fuses=fuses: fuses)
+        mixed = block._attend(query, key, key, None)
+        found.append((mixed, *torch.autograd.grad(mixed.square().sum(), (query, key))))
+    for one, other in zip(*found, strict=True):
+        torch.testing.assert_close(one, other)
 
 
 def test_stages_cover_all_layers_in_order() -> None:

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from llmtrain.config.cluster import BackendConfig, ClusterProfile, LinkConfig, StorageConfig
 from llmtrain.config.job import job_spec
@@ -25,6 +26,8 @@ from llmtrain.engine.device import Device, choose_device
 from llmtrain.engine.failures import error_class
 from llmtrain.engine.loop import Loop, peak_flops
 from llmtrain.engine.micro_batch import DeviceMeter, MicroBatchControl
+from llmtrain.engine.model.block import _attend
+from llmtrain.engine.model.documents import document_mask
 from llmtrain.engine.saving import CheckpointFolder
 from llmtrain.engine.step import StepResult, Wishes, train_step
 from llmtrain.events.schema import MicroBatchChanged, StepFinished
@@ -106,6 +109,22 @@ def test_losses_are_those_of_a_cpu(model: Any, mode: str, recompute: Any, tolera
     deviation = max(abs(one - other) for one, other in zip(*losses, strict=True))
     note(test="parity", mode=mode, recompute=recompute, deviation=deviation)
     assert deviation < tolerance
+
+
+@pytest.mark.parametrize(
+    ("dtype", "masked"), [(torch.bfloat16, False), (torch.bfloat16, True), (torch.float32, False)]
+)
+def test_grouped_attention_never_holds_all_scores(dtype: torch.dtype, masked: bool) -> None:
+    """With the kernel that does forbidden, a fused one must take queries in groups, a mask, and FP32."""
+    query, key = (torch.randn(256, 2, heads, 64, device="cuda", dtype=dtype) for heads in (8, 2))
+    positions = torch.arange(256, device="cuda").remainder(100).expand(2, 256)
+    mask = document_mask(positions) if masked else None
+    with sdpa_kernel([SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION]):
+        mixed = _attend(query, key, key, mask)
+    expected = _attend(
+        query.cpu().float(), key.cpu().float(), key.cpu().float(), None if mask is None else mask.cpu()
+    )
+    torch.testing.assert_close(mixed.cpu().float(), expected, atol=2e-2, rtol=2e-2)
 
 
 def test_compiled_layers_train_alike() -> None:

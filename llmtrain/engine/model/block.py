@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from llmtrain.config.model import ModelConfig
+from llmtrain.engine.device import fuses_grouped_heads
 from llmtrain.engine.model.layers import ColumnLinear, RowLinear
 from llmtrain.engine.model.norms import HeadNorm, Norm
 from llmtrain.engine.model.recompute import activation, lean_activation, made_again
@@ -81,6 +82,9 @@ class Attention(nn.Module):
 
 def _attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Tensor:
     """Fused causal attention of [s, b, heads, d] -> [b, q, s, d]."""
+    groups = query.shape[2] // key.shape[2]
+    if groups > 1 and not fuses_grouped_heads(query, mask):
+        key, value = key.repeat_interleave(groups, 2), value.repeat_interleave(groups, 2)
     return F.scaled_dot_product_attention(
         query.permute(1, 2, 0, 3),
         key.permute(1, 2, 0, 3),
