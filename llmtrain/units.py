@@ -154,6 +154,10 @@ def format_duration(seconds: float) -> str:
     return f"{seconds} s"
 
 
+DAY = 86400.0
+"""Seconds."""
+
+
 def percent(ratio: float) -> str:
     """`9.1 %` of 0.091."""
     return f"{100 * ratio:.1f} %"

@@ -15,7 +15,6 @@ from llmtrain.config.slurm import slurm_config
 from llmtrain.config.ssh import SshConfig
 from llmtrain.errors import ConfigError, Problem, RunError
 from llmtrain.run.layout import RunDir
-from llmtrain.run.remote import NAME as REMOTE
 from llmtrain.run.remote import Remote
 from llmtrain.transport.base import Completed, Transport, TransportError
 
@@ -89,7 +88,7 @@ def problems_there(way: Transport, login: str, python: str, run: RunDir) -> list
 
 def push(way: Transport, here: RunDir, there: RunDir) -> None:
     """Bring the files of a run that has not started to the login node. Raises TransportError."""
-    files = [path for path in sorted(here.path.rglob("*")) if path.is_file() and path.name != REMOTE]
+    files = [path for path in sorted(here.path.rglob("*")) if path.is_file() and path != here.remote_json]
     files.sort(key=lambda path: path.name == "job.json")  # A folder with it is a run.
     for file in files:
         mode = 0o755 if file.suffix == ".sh" else 0o644

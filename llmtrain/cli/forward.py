@@ -10,7 +10,6 @@ if TYPE_CHECKING:
     from llmtrain.run.layout import RunDir
 
 ENDLESS = ("--watch", "--follow", "-f")
-NAME = "remote.json"
 
 
 def forwarded(run: RunDir, reference: str) -> int | None:
@@ -19,7 +18,7 @@ def forwarded(run: RunDir, reference: str) -> int | None:
     `reference` is the word that named the run. Raises UsageError for a command that has no end of its own,
     RunError when nobody answers.
     """
-    if not (run.path / NAME).exists():  # Nearly always; a look costs nothing.
+    if not run.remote_json.exists():  # Nearly always; a look costs nothing.
         return None
     from llmtrain.run.remote import read_remote
 

@@ -14,7 +14,7 @@ LIMIT = 10_000
 
 _LABEL = r"[A-Za-z0-9_](?:[A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?"
 _NAME = re.compile(rf"{_LABEL}(?:\.{_LABEL})*")
-_USER = re.compile(r"[A-Za-z_][A-Za-z0-9._-]{0,31}")
+USER = re.compile(r"[A-Za-z_][A-Za-z0-9._-]{0,31}")
 _RANGE = re.compile(r"(\d+)(?:-(\d+))?")
 _SLOTS = re.compile(r"slots\s*=\s*(\d+)")
 
@@ -113,7 +113,7 @@ def _split(entry: str) -> Iterator[str]:
 
 def _expand_part(part: str, where: str) -> Iterator[Host]:
     user, at, rest = part.rpartition("@")
-    if at and not _USER.fullmatch(user):
+    if at and not USER.fullmatch(user):
         raise ValueError(f"`{part}`: `{user}` is not a user name")
     # Two colons outside brackets are an IPv6 address, which cannot carry a port here.
     name, port = rest, None

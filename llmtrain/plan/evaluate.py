@@ -13,8 +13,8 @@ from llmtrain.plan.schedules import bubble_ratio
 from llmtrain.plan.step_time import step_time
 from llmtrain.plan.wire_bytes import wire_bytes
 from llmtrain.plan.workload import Workload
+from llmtrain.units import DAY
 
-DAY = 86400.0
 RESERVE = 0.04
 """Share of the capacity kept free: plans closer to the edge lose time to the allocator's retries."""
 

@@ -13,9 +13,9 @@ from llmtrain.config.checkpoint import CheckpointConfig
 from llmtrain.config.cluster import ClusterProfile
 from llmtrain.plan.host_memory import host_copies, replicas_of, survives
 from llmtrain.plan.plan import Candidate, Reliability
+from llmtrain.units import DAY
 
-DAY = 86400.0
-_STATE_BYTES = 12.0
+STATE_BYTES = 12.0
 """FP32 master weights and two moments, bytes a parameter: what a checkpoint holds."""
 _ENOUGH = 0.95
 
@@ -27,7 +27,7 @@ def reliability(
     nodes = -(-candidate.layout.world_size // cluster.gpus_per_node)
     failures = cluster.failures
     between = failures.node_mtbf / nodes
-    saved = _STATE_BYTES * parameters
+    saved = STATE_BYTES * parameters
     save = saved / cluster.storage.bandwidth
     interval = checkpoint_interval(save, between)
     share = goodput(save, between, interval, failures.restart)

@@ -173,6 +173,11 @@ class RunDir:
         return self.path / "rescued" / snapshot
 
     @property
+    def remote_json(self) -> Path:
+        """Where the run really lives, if not here (`run/remote.py`)."""
+        return self.path / "remote.json"
+
+    @property
     def data_json(self) -> Path:
         """Where the prepared corpus of this run lies, and its digest (`run/data_file.py`)."""
         return self.path / "data.json"

@@ -14,8 +14,9 @@ from pathlib import Path
 from typing import Any, Literal
 from urllib.parse import quote, unquote
 
+from llmtrain.units import DAY
+
 FOLDER = ".nodes"
-DAY = 86400.0
 REMEMBERED: Mapping[str, float] = {"unfit": DAY, "lost": DAY, "slow": 7 * DAY}
 """Seconds for which a conviction counts, unless a later verdict clears the node."""
 READ_BYTES = 1 << 16

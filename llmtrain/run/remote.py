@@ -11,8 +11,6 @@ from llmtrain.run.atomic import write_json
 from llmtrain.run.job_file import read_document
 from llmtrain.run.layout import RunDir
 
-NAME = "remote.json"
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Remote:
@@ -29,10 +27,10 @@ class Remote:
 
 def write_remote(run: RunDir, remote: Remote) -> None:
     """Write `remote.json`. Raises OSError."""
-    write_json(run.path / NAME, asdict(remote))
+    write_json(run.remote_json, asdict(remote))
 
 
 def read_remote(run: RunDir) -> Remote | None:
     """Where a run lives, None for one that lives in its folder. Raises RunError for a damaged file."""
-    path = run.path / NAME
+    path = run.remote_json
     return read_document(path, Remote) if path.exists() else None

@@ -6,7 +6,7 @@ import textwrap
 from typing import TYPE_CHECKING
 
 from llmtrain.cli.console import columns, paint
-from llmtrain.units import format_bytes, format_count, format_duration, percent, plural
+from llmtrain.units import DAY, format_bytes, format_count, format_duration, percent, plural
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -128,7 +128,7 @@ def _best(spec: JobSpec, best: Candidate) -> str:
     kinds = ("parameters", "gradients", "optimizer", "activations", "workspace")
     parts = ", ".join(f"{kind} {format_bytes(getattr(memory, kind))}" for kind in kinds)
     steps = spec.recipe.train.steps or 0
-    length = format_duration(predicted.train_days * 86400)
+    length = format_duration(predicted.train_days * DAY)
     return (
         f"Plan 1: {format_count(steps)} steps take about {length}, {predicted.gpu_hours:,.1f} GPU hours.\n"
         + wrapped(f"Fullest rank: {parts}.")

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from llmtrain.cli.console import columns, paint
 from llmtrain.cli.plan_views.summary import choice_text, fastest, fitted, layout_words, wrapped
-from llmtrain.units import format_bytes, format_duration, percent
+from llmtrain.units import DAY, format_bytes, format_duration, percent
 
 if TYPE_CHECKING:
     from llmtrain.plan.plan import Candidate, Plan
@@ -143,7 +143,7 @@ def reliability_text(plan: Plan) -> str:
         f"{told.failures:.1f} in all; spare nodes that cover them: {told.spares}. Save every "
         f"{format_duration(told.checkpoint_interval)} ({format_bytes(told.checkpoint_bytes)} in "
         f"{format_duration(told.checkpoint_seconds)}). "
-        f"Goodput {percent(told.goodput)}: {format_duration(told.days * 86400)} to the end. Copies of the "
+        f"Goodput {percent(told.goodput)}: {format_duration(told.days * DAY)} to the end. Copies of the "
         f"states take {format_bytes(told.host_bytes_per_node)} of host memory a node; {told.survives}.{price}"
     )
     return text.replace("Failures", paint("Failures", "bold"), 1)

@@ -7,11 +7,10 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from llmtrain.config.cluster import ClusterProfile
-from llmtrain.config.hosts import expand_hosts
+from llmtrain.config.hosts import USER, expand_hosts
 from llmtrain.config.rules.rule import Rule, rule
 from llmtrain.errors import Problem
 
-_USER = re.compile(r"[A-Za-z_][A-Za-z0-9._-]{0,31}")
 _INTERFACE = re.compile(r"[A-Za-z0-9_.:-]{1,15}")
 
 
@@ -48,7 +47,7 @@ def _nodes_are_named(profile: ClusterProfile) -> Iterator[Problem]:
 @rule("backend.ssh.user")
 def _login(profile: ClusterProfile) -> Iterator[Problem]:
     user = profile.backend.ssh.user if profile.backend.ssh else ""
-    if user and not _USER.fullmatch(user):
+    if user and not USER.fullmatch(user):
         hint = "letters, digits, `.`, `_` and `-`"
         yield Problem("backend.ssh.user", f"`{user}` is not a user name", hint)
 

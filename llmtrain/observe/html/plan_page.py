@@ -17,7 +17,7 @@ from llmtrain.plan.placement import rank_order
 from llmtrain.plan.plan import Candidate, MemoryBytes, Plan
 from llmtrain.plan.timeline import Timeline, timeline
 from llmtrain.plan.workload import make_workload
-from llmtrain.units import percent, plural
+from llmtrain.units import DAY, percent, plural
 
 MEMORY = ("parameters", "gradients", "optimizer", "activations", "workspace")
 STEP = (
@@ -93,7 +93,7 @@ def _facts(spec: JobSpec, plan: Plan, best: Candidate, nodes: int) -> Iterator[S
         f"MFU {percent(predicted.mfu)}, pipeline bubble {percent(predicted.bubble_ratio)}",
     )
     yield "memory", f"{bytes_text(memory.total)} of {bytes_text(memory.capacity)} on the fullest rank"
-    yield "training", f"{duration_text(predicted.train_days * 86400)}, {predicted.gpu_hours:,.1f} GPU hours"
+    yield "training", f"{duration_text(predicted.train_days * DAY)}, {predicted.gpu_hours:,.1f} GPU hours"
 
 
 def _stage_memories(evaluator: Evaluator, best: Candidate) -> list[MemoryBytes]:

@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import Any
 
+from llmtrain.units import DAY
+
 
 @dataclass(slots=True)
 class Account:
@@ -44,7 +46,7 @@ class Account:
         """JSON form."""
         return {
             "goodput": self.goodput,
-            "days": self.total / 86400.0,
+            "days": self.total / DAY,
             "seconds": {name: float(seconds) for name, seconds in sorted(self.parts.items())},
             "incidents": dict(sorted(self.incidents.items())),
             "attempts": self.attempts,

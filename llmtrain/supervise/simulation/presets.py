@@ -8,14 +8,13 @@ from llmtrain import __version__
 from llmtrain.config.job import JobSpec, resolve
 from llmtrain.config.layout import Layout
 from llmtrain.plan.plan import Plan
-from llmtrain.plan.reliability import spares_needed
+from llmtrain.plan.reliability import STATE_BYTES, spares_needed
 from llmtrain.run.job_file import JobFile
 from llmtrain.supervise.allowance import frozen
 from llmtrain.supervise.simulation.model import Durations, Scenario, rungs_by_replicas
-from llmtrain.supervise.simulation.trace import DAY, Kind, Rates
+from llmtrain.supervise.simulation.trace import Kind, Rates
+from llmtrain.units import DAY
 
-STATE_BYTES = 12.0
-"""Of a parameter in a checkpoint."""
 HOST_COPY = 1e10
 """Bytes/s of a node for the copy into host memory that the training waits for."""
 COMMON = (

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-DAY = 86400.0
+from llmtrain.units import DAY
 
 Kind = Literal["rank", "node", "hang", "slow_save", "slow_node"]
 """rank: a process dies, and a restart cures it; node: a node is gone until it is repaired; hang: a rank comes
