@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 POLL_SECONDS = 0.5
 SETTLE_SECONDS = 90.0
 """How long a job that stopped early may take to leave, or to be queued again."""
+LEAVING_SECONDS = 30.0
+"""How long it is waited for where a job goes that is leaving its nodes."""
 SHOWN_LINES = 10
 RECORD_BYTES = 1 << 16
 """Room that a record and its temporary copy need."""
@@ -42,9 +44,15 @@ def is_there(status: JobStatus) -> bool:
     """Whether a job waits or runs. One that is leaving does neither, though a busy controller may leave it
     there for minutes."""
     from llmtrain.backends.base import JobState
+
+    return status.state in (JobState.PENDING, JobState.RUNNING) and not is_leaving(status)
+
+
+def is_leaving(status: JobStatus) -> bool:
+    """Whether a job has ended and its nodes are being cleaned; where it goes then is not known yet."""
     from llmtrain.backends.slurm_states import LEAVING
 
-    return status.state in (JobState.PENDING, JobState.RUNNING) and status.raw != LEAVING
+    return status.raw == LEAVING
 
 
 def end_job(run: RunDir, backend: Backend, handle: JobHandle, seconds: float) -> None:
@@ -54,8 +62,9 @@ def end_job(run: RunDir, backend: Backend, handle: JobHandle, seconds: float) ->
     from llmtrain.backends.base import JobState
 
     backend.cancel(handle)
-    deadline = time.monotonic() + seconds
-    while is_there(status := backend.poll(handle)):
+    deadline, settled = time.monotonic() + seconds, time.monotonic() + LEAVING_SECONDS
+    # One that is leaving may be on its way into the queue again.
+    while is_there(status := backend.poll(handle)) or (is_leaving(status) and time.monotonic() < settled):
         refuse_suspended(run, handle, status)
         if status.state == JobState.PENDING:
             backend.cancel(handle)  # It began to run, and was queued again, while it was told.

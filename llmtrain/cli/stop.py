@@ -100,12 +100,12 @@ def _end_job(run: RunDir, *, now: bool) -> str:
     """End a scheduler's job whose supervisor has not begun, or has just left; empty when there is none."""
     from llmtrain.backends.base import JobState
     from llmtrain.backends.registry import load_backend
-    from llmtrain.cli.job import is_there, job_of, see_job_off
+    from llmtrain.cli.job import is_leaving, is_there, job_of, see_job_off
     from llmtrain.run.job_file import read_job_file
     from llmtrain.supervise.stop import ask_to_stop
 
     found = job_of(run)
-    if found is None or not is_there(found[1]):
+    if found is None or not (is_there(found[1]) or is_leaving(found[1])):
         return ""
     handle, status = found
     # It may start at any moment, and its script may not listen yet: then the supervisor finds this file.

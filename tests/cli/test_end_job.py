@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -39,6 +40,20 @@ def end(queue: Queue, folder: Path, monkeypatch: pytest.MonkeyPatch, seconds: fl
 def test_a_job_that_is_queued_again_meanwhile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     queue = Queue(JobState.RUNNING, JobState.RUNNING, JobState.PENDING, JobState.PENDING)
     assert end(queue, tmp_path, monkeypatch).stop_file.exists(), "until a resume: it may start yet again"
+    assert queue.cancelled == 2
+
+
+def test_a_job_that_leaves_and_comes_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An administrator queued it again: it is leaving its nodes, and then waits."""
+    queue = Queue(JobState.RUNNING, JobState.PENDING, JobState.PENDING)
+    poll = queue.poll
+
+    def leaving_first(handle: JobHandle) -> JobStatus:
+        status = poll(handle)
+        return replace(status, raw="COMPLETING") if status.state == JobState.RUNNING else status
+
+    queue.poll = leaving_first  # type: ignore[method-assign]
+    end(queue, tmp_path, monkeypatch)
     assert queue.cancelled == 2
 
 
