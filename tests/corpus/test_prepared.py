@@ -131,7 +131,8 @@ def test_memory_stays_bounded(tmp_path):
             stream.write(json.dumps({"text": paragraph(n) * 120}) + "\n")
     assert path.stat().st_size > 30 << 20
     code = (
-        "import resource,sys;from pathlib import Path;from llmtrain.corpus.preparation.prepare import prepare_folder\n"
+        "import resource,sys;from pathlib import Path\n"
+        "from llmtrain.corpus.preparation.prepare import prepare_folder\n"
         "before=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss\n"
         "prepare_folder([sys.argv[1]],Path(sys.argv[2]),workers=1)\n"
         "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss-before)"
