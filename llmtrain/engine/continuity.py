@@ -63,7 +63,9 @@ def check_probe(parts: Parts, state: Mapping[str, Any], where: str) -> None:
     noted, mode = state.get(KEY), parts.recipe.precision.mode
     if not isinstance(noted, dict) or noted.get("mode") != mode:
         return
-    saved, found = float(noted["loss"]), probe_loss(parts)
+    saved, found = noted.get("loss"), probe_loss(parts)
+    if not isinstance(saved, int | float):
+        raise ContinuityError("the loss that was noted when it was saved is not a number", where=where)
     tolerance = TOLERANCE.get(mode, COARSE_TOLERANCE)
     if not abs(found - saved) <= tolerance * abs(saved):
         raise ContinuityError(

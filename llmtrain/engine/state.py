@@ -93,6 +93,7 @@ def progress_of(manifest: Manifest, recipe: Recipe, layout: Layout, rank: int, c
     """Where a checkpoint stands, for a rank of a layout; raises CheckpointError when its seed, model or data
     cursor is not this run's."""
     info = manifest.info
+    _check_kinds(info, checkpoint)
     fault = _recipe_fault(info, recipe)
     if fault:
         raise CheckpointError(fault, where=str(checkpoint), hint=OTHER_RECIPE_HINT)
@@ -105,6 +106,16 @@ def progress_of(manifest: Manifest, recipe: Recipe, layout: Layout, rank: int, c
         extra=dict(info.extra.get("state") or {}),
         own=dict(manifest.shards[rank].state) if same_layout else {},
     )
+
+
+def _check_kinds(info: CheckpointInfo, checkpoint: Path) -> None:
+    """Raise CheckpointError where what the engine noted is of another kind: written by somebody else."""
+    rate = info.extra.get("learning_rate", 0.0)
+    if not isinstance(rate, int | float) or isinstance(rate, bool):
+        raise CheckpointError(f"its learning rate is {rate!r:.60}, not a number", where=str(checkpoint))
+    for name in ("model", "state"):
+        if not isinstance(info.extra.get(name) or {}, Mapping):
+            raise CheckpointError(f"its {name} is not an object", where=str(checkpoint))
 
 
 def _without_micro_batch(layout: Mapping[str, Any]) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import errno
 import importlib
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,11 +16,13 @@ import torch
 from llmtrain.config.layout import Layout
 from llmtrain.config.recipe import BatchConfig, TrainConfig
 from llmtrain.engine.failures import error_class
+from llmtrain.engine.numerics.state import EXTRA_KEY, fresh_state, plain_state
 from llmtrain.engine.saving import CheckpointFolder
 from llmtrain.engine.state import Progress
 from llmtrain.engine.step import Wishes, train_step
 from llmtrain.errors import CheckpointError
 from llmtrain.run.checkpoints import list_checkpoints
+from llmtrain.run.checkpoints.manifest import document_digest
 from tests.support.engine_cases import Case, build, gpt, llama, recipe
 from tests.support.ranks import run_ranks
 
@@ -141,6 +144,41 @@ def test_a_checkpoint_of_another_recipe_is_refused(change: Any, message: str, tm
     assert raised.value.problems[0].where == str(tmp_path / "step-00000001")
     assert "launch a new run" in raised.value.problems[0].hint
     assert error_class(raised.value) == "checkpoint"
+
+
+NOTED = {
+    "learning_rate": (),
+    "model": (),
+    "state": (),
+    "loss": ("state", "probe_loss"),
+    "updates": ("state", EXTRA_KEY),
+}
+"""What the engine notes in a manifest, and where in its `extra`."""
+
+
+@pytest.mark.parametrize("name", NOTED)
+def test_what_somebody_else_wrote_into_a_manifest_is_told_in_words(name: str, tmp_path: Path) -> None:
+    """Right by its digest: it is refused, or has no meaning for this run, but nothing breaks."""
+    case = Case(recipe(llama(layers=1)), Layout(micro_batch=2))
+    folder = _folder(case, tmp_path)
+    folder.save(Progress(1, 8, 1e-3, extra={EXTRA_KEY: plain_state(fresh_state(case.recipe))}))
+    path = tmp_path / "step-00000001" / "manifest.json"
+    original = path.read_text()
+    refused = 0
+    for value in (None, "x", [1], {"a": 1}, True, 1 << 70):
+        document = json.loads(original)
+        place = document["extra"]
+        for key in NOTED[name]:
+            place = place[key]
+        place[name] = value
+        document["digest"] = document_digest(document)
+        path.write_text(json.dumps(document))
+        try:
+            folder.restore("newest")
+        except CheckpointError as error:
+            assert any("step-00000001" in problem.where for problem in error.problems), error.text()
+            refused += 1
+    assert refused >= 2
 
 
 def test_only_the_newest_are_kept(tmp_path: Path) -> None:

@@ -67,6 +67,8 @@ def saved_state(recipe: Recipe, extra: Mapping[str, Any], step: int, where: str)
         state = from_json(NumericState, saved)
     except (ConfigError, AttributeError) as error:
         raise CheckpointError(f"its numerics state is not readable: {error}", where=where) from error
+    if not 0 <= state.updates <= step:
+        raise CheckpointError(f"its numerics state has {state.updates} updates in {step} steps", where=where)
     same_mode = (state.loss_scale is None) == (fresh.loss_scale is None)
     return state if same_mode else replace(state, loss_scale=fresh.loss_scale)
 
