@@ -1,15 +1,17 @@
 """CPU-seconds a token of the engine, as a ratio to a plain PyTorch loop; `python -m tests.bench.engine_cpu
-[--rounds N]`.
+[--rounds N] [--profile]`.
 
 Workload: Llama-style, 6.6M parameters, hidden 256, 8 layers, 8 heads, SwiGLU 688, vocabulary 512, untied
 head, 256 tokens, global batch 16, micro-batch 2, BF16. Every round runs the plain loop, then each layout,
 all ranks with one thread; user+system time of all ranks in the timed steps counts. Medians over rounds. One
-round warms up three steps and times ten.
+round warms up three steps and times ten. `--profile` says instead where rank 0's time goes, by kinds of
+operations; the profiler itself slows what is small, so shares are rough.
 """
 
 from __future__ import annotations
 
 import argparse
+import re
 import resource
 import statistics
 import sys
@@ -124,6 +126,47 @@ def run_native(
     return time_native(training, batches.fetch, range(WARM + 1, WARM + timed + 1), cpu_seconds)
 
 
+KINDS = {
+    "matrix products": r"^aten::(mm|addmm|bmm|baddbmm)$",
+    "attention": r"attention",
+    "optimizer": r"adamw|_foreach",
+    "embedding and loss": r"embedding|gather|scatter|amax|exp|log|index",
+    "copies and formats": r"copy_|_to_copy|clone|fill_|zero_|empty|cat$",
+    "views": r"view|transpose|permute|^aten::t$|expand|slice|select|split|chunk|as_strided|detach|narrow",
+    "other element-wise": r"^aten::",
+}
+"""Kind of operation -> its names; the first that fits counts."""
+
+
+def profile_engine(rank: int, world_size: int, layout: Layout, timed: int) -> dict[str, float]:
+    """Share of the timed steps' CPU-seconds of a rank by kind of operation; the rest is Python, autograd and
+    threads that send and receive."""
+    parts = build_parts(
+        bench_recipe(), layout, rank, choose_device(0, "cpu"), train=[windows()], validation=[]
+    )
+    parts.buckets.initialise(1)
+    for step in range(1, WARM + 1):
+        train_step(parts, step, Wishes())
+    before = cpu_seconds()
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as found:
+        for step in range(WARM + 1, WARM + timed + 1):
+            train_step(parts, step, Wishes())
+    total = cpu_seconds() - before
+    shares = dict.fromkeys(KINDS, 0.0)
+    for entry in found.key_averages():
+        kind = next((name for name, names in KINDS.items() if re.search(names, entry.key)), None)
+        if kind is not None:
+            shares[kind] += entry.self_cpu_time_total / 1e6 / total
+    return {**shares, "the rest": 1.0 - sum(shares.values())}
+
+
+def print_profile(layout: Layout, folder: Path, steps: int) -> None:
+    """Print the table of one layout."""
+    shares = run_ranks(profile_engine, layout.world_size, folder, layout, steps, timeout=PATIENCE)[0]
+    told = ", ".join(f"{name} {100 * share:.0f} %" for name, share in shares.items())
+    sys.stdout.write(f"{told}\n")
+
+
 def run_plain(rank: int, world_size: int, timed: int) -> tuple[float, list[float], list[float]]:
     """The same for the plain loop."""
     recipe, initial = bench_recipe(), initial_weights()
@@ -147,6 +190,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--steps", type=int, default=TIMED, help="timed steps of a run")
+    parser.add_argument("--profile", action="store_true", help="where the time goes, no ratios")
     parser.add_argument("--only", default="", help="comma-separated names of layouts")
     arguments = parser.parse_args()
     chosen = {
@@ -154,6 +198,13 @@ def main() -> int:
         for name, value in LAYOUTS.items()
         if not arguments.only or name in arguments.only.split(",")
     }
+    if arguments.profile:
+        with tempfile.TemporaryDirectory() as folder:
+            for name, (layout, _) in chosen.items():
+                if not name.endswith(NATIVE):
+                    sys.stdout.write(f"{name}: ")
+                    print_profile(layout, Path(folder), arguments.steps)
+        return 0
     ratios: dict[str, list[float]] = {name: [] for name in chosen}
     walls: dict[str, list[float]] = {name: [] for name in chosen}
     distances: dict[str, float] = {}
