@@ -3,8 +3,8 @@
 `python -m llmtrain.engine.verify_plan` reads {job, layout, stages, micro_batches} as JSON from standard
 input and writes {stages: [{stage, parameters, gradients, optimizer, activations, working}]} to standard
 output. Everything is built as a rank builds it, on torch's meta device, with groups of the full size that
-move nothing. The passes run until the stage holds as many micro-batches as its schedule does at the peak,
-and one backward pass follows; live storages are counted at every operation.
+move nothing. The passes run in the order of the schedule until the stage has held as much as it ever does;
+live storages are counted at every operation.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from __future__ import annotations
 import json
 import sys
 import weakref
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
-from math import ceil
 from typing import Any
 
 import torch
@@ -34,7 +34,8 @@ from llmtrain.engine.parallel.groups import DONE, Group, Groups, Pending
 from llmtrain.engine.parallel.pipeline import build_stages
 from llmtrain.parallel_dims import ParallelDims
 from llmtrain.plan.bucket_packing import default_bucket_bytes
-from llmtrain.plan.schedules import micro_batches_in_flight, waiting_buffers
+from llmtrain.plan.schedules import waiting_buffers
+from llmtrain.plan.timeline import Pass, fullest_passes
 
 META = torch.device("meta")
 
@@ -105,23 +106,27 @@ def _let_go(tensor: Tensor) -> None:
 
 
 class _FlashAttention(torch.autograd.Function):
-    """What a flash-attention kernel keeps: query, key, value, output and one number a row."""
+    """What a fused attention kernel keeps: query, key, value, output, one number a row, and its mask."""
 
     @staticmethod
-    def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Tensor:
         output = torch.empty_like(query)
         rows = torch.empty(query.shape[:-1], dtype=torch.float32, device=query.device)
-        ctx.save_for_backward(query, key, value, output, rows)
+        # A mask of booleans is made one of numbers, to be added to the scores, in each layer anew.
+        added = [] if mask is None else [torch.empty(mask.shape, dtype=query.dtype, device=query.device)]
+        ctx.save_for_backward(query, key, value, output, rows, *added)
         return output
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, ...]:
-        query, key, value, _, _ = ctx.saved_tensors
-        return torch.empty_like(query), torch.empty_like(key), torch.empty_like(value)
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        query, key, value = ctx.saved_tensors[:3]
+        return torch.empty_like(query), torch.empty_like(key), torch.empty_like(value), None
 
 
-def _flash_attention(query: Tensor, key: Tensor, value: Tensor, **_: Any) -> Tensor:
-    return _FlashAttention.apply(query, key, value)
+def _flash_attention(
+    query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None, **_: Any
+) -> Tensor:
+    return _FlashAttention.apply(query, key, value, attn_mask)
 
 
 def silent_groups(dims: ParallelDims, rank: int) -> Groups:
@@ -186,44 +191,64 @@ def _with_bucket(spec: JobSpec) -> Recipe:
 def _passes(
     spec: JobSpec, layout: Layout, stages: list[ModelStage], micro_batches: int, counter: LiveBytes
 ) -> int:
-    """Run the passes in flight and one backward pass; return the bytes held before the latter."""
+    """Run the schedule until it is as full as it gets; return the bytes held before its last backward
+    pass."""
     stage = stages[0].place.index % layout.pp
-    model, dtype = spec.recipe.model, COMPUTE_TYPES[spec.recipe.precision.mode]
-    in_flight = micro_batches_in_flight(layout.schedule, layout.pp, layout.vpp, micro_batches, stage)
-    share = layout.tp if layout.sequence_parallel else 1
-    shape = (model.sequence // share, layout.micro_batch, model.hidden)
     kernels: Any = F
     original = kernels.scaled_dot_product_attention
     kernels.scaled_dot_product_attention = _flash_attention
+    held = 0
     try:
         with counter:
+            rank = _Rank(spec, layout, stages)
             received = [
-                torch.empty(shape, dtype=dtype, device=META)
+                rank.new_activation()
                 for _ in range(waiting_buffers(layout.schedule, layout.pp, layout.vpp, stage))
             ]
-            alive: list[Tensor] = []
-            for index in range(ceil(in_flight * layout.vpp)):
-                part = stages[(index // layout.pp) % layout.vpp]
-                alive.append(_forward(part, shape, dtype, layout.micro_batch))
-            held = counter.now
-            last = alive.pop()
-            last.backward(torch.empty_like(last))
-            del last
+            for one in fullest_passes(layout.schedule, layout.pp, layout.vpp, micro_batches, stage):
+                held = counter.now if one.work == "backward" else held
+                rank.run(one)
     finally:
         kernels.scaled_dot_product_attention = original
     del received
     return held
 
 
-def _forward(part: ModelStage, shape: tuple[int, ...], dtype: torch.dtype, micro_batch: int) -> Tensor:
-    """One micro-batch through one stage; the last one's result is its loss."""
-    tokens = torch.empty(micro_batch, part.model.sequence, dtype=torch.int64, device=META)
-    if part.place.is_first:
-        inputs = tokens
-    else:
-        inputs = torch.empty(shape, dtype=dtype, device=META, requires_grad=True)
-    hidden = part(inputs)
-    return part.losses(hidden, tokens).mean() if part.place.is_last else hidden
+class _Rank:
+    """Runs passes as torch's pipeline stages do, and holds what those hold between them."""
+
+    def __init__(self, spec: JobSpec, layout: Layout, stages: list[ModelStage]) -> None:
+        self._model, self._packs = spec.recipe.model, spec.recipe.data.packing == "documents"
+        self._layout, self._stages = layout, stages
+        self._dtype = COMPUTE_TYPES[spec.recipe.precision.mode]
+        self._results: dict[tuple[int, int], Tensor] = {}
+        self._put_off: dict[tuple[int, int], Callable[[], None]] = {}
+
+    def new_activation(self, *, trained: bool = False) -> Tensor:
+        """What one stage hands to another."""
+        share = self._layout.tp if self._layout.sequence_parallel else 1
+        shape = (self._model.sequence // share, self._layout.micro_batch, self._model.hidden)
+        return torch.empty(shape, dtype=self._dtype, device=META, requires_grad=trained)
+
+    def run(self, one: Pass) -> None:
+        """Run one pass."""
+        key, part = (one.chunk, one.micro_batch), self._stages[one.chunk // self._layout.pp]
+        if one.work == "forward":
+            self._results[key] = self._forward(part)
+        elif one.work == "weight":
+            self._put_off.pop(key)()
+        else:
+            result = self._results.pop(key)
+            result.backward(torch.empty_like(result))
+            if part.tp.put_off is not None:
+                self._put_off[key] = part.tp.put_off.take()
+
+    def _forward(self, part: ModelStage) -> Tensor:
+        """One micro-batch through one stage; the last one's result is its loss."""
+        tokens = torch.empty(self._layout.micro_batch, part.model.sequence, dtype=torch.int64, device=META)
+        positions = torch.empty_like(tokens) if self._packs else None
+        hidden = part(tokens if part.place.is_first else self.new_activation(trained=True), positions)
+        return part.losses(hidden, tokens).mean() if part.place.is_last else hidden
 
 
 def _bytes(tensor: Tensor) -> int:

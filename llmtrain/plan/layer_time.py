@@ -71,9 +71,7 @@ class BlockTimer:
         self.work = work
         self.machine = machine
         self.kernels = Kernels(machine, work.mode)
-        self.rms_norm = (
-            work.model.norm or ("layernorm" if work.model.kind == "gpt" else "rmsnorm")
-        ) == "rmsnorm"
+        self.rms_norm = work.is_rms_norm
         self._blocks: dict[tuple[object, ...], BlockTime] = {}
         self._ends: dict[tuple[object, ...], tuple[EndTime, EndTime]] = {}
 

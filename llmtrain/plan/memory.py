@@ -13,6 +13,7 @@ from llmtrain.plan.activations import (
 )
 from llmtrain.plan.bookkeeping import BOOKKEEPING
 from llmtrain.plan.collectives import shards
+from llmtrain.plan.engine_memory import EngineMemory, is_own_engine
 from llmtrain.plan.machine import Machine
 from llmtrain.plan.model_size import final_norm_parameters, position_parameters
 from llmtrain.plan.plan import MemoryBytes
@@ -107,6 +108,8 @@ class MemoryModel:
         self._weights: dict[tuple[int, ...], StageParameters] = {}
         self._layers: dict[tuple[object, ...], float] = {}
         self._buffers: dict[tuple[object, ...], float] = {}
+        self._engine = EngineMemory(work, machine)
+        self._of_engine: dict[tuple[object, ...], tuple[float, float]] = {}
 
     def need(self, layout: Layout, micro_batches: int) -> float:
         """Bytes that the fullest rank needs."""
@@ -137,13 +140,17 @@ class MemoryModel:
         )
 
     def _candidates(self, layout: Layout) -> tuple[int, ...]:
-        """Stages that can be the fullest: the ends, and their neighbours where the ends hold fewer layers."""
+        """Stages that can be the fullest: the ends, and of those between the first and the last with as many
+        layers."""
         last = layout.pp - 1
         if last <= 1:
             return (0, last) if last else (0,)
-        if self._work.model.layers % (layout.pp * layout.vpp):
-            return (0, 1, last - 1, last) if last > 2 else (0, 1, 2)
-        return (0, last)
+        layers = self._work.stage_layers(layout)
+        if layers[0] == layers[last] == layers[1]:
+            return (0, last)
+        middle = range(1, last)
+        first = {layers[stage]: stage for stage in reversed(middle)}
+        return tuple(sorted({0, last, *first.values(), *{layers[stage]: stage for stage in middle}.values()}))
 
     def _numbers(
         self, layout: Layout, stage: int, micro_batches: int
@@ -164,15 +171,35 @@ class MemoryModel:
             gradients += 4.0 * shard
         if self._habits.reduced_shard and zero == 1 and layout.dp > 1:
             gradients += gradient * shard
-        alive = micro_batches_in_flight(layout.schedule, layout.pp, layout.vpp, micro_batches, stage)
-        layers = self._work.stage_layers(layout)[stage]
+        activations, working = self._activations(layout, stage, micro_batches)
         return (
             element * (shard + kept * (1.0 - 1.0 / layout.dp) if zero >= 3 else whole),
             gradients,
             (8.0 if element == 4 else 12.0) * (shard if zero >= 1 else whole),
+            activations,
+            working,
+        )
+
+    def _activations(self, layout: Layout, stage: int, micro_batches: int) -> tuple[float, float]:
+        """Bytes of activations, and of what comes and goes beside them."""
+        if is_own_engine(self._work, layout, self._machine):
+            return self._of_own_engine(layout, stage, micro_batches)
+        alive = micro_batches_in_flight(layout.schedule, layout.pp, layout.vpp, micro_batches, stage)
+        layers = self._work.stage_layers(layout)[stage]
+        return (
             self._layer(layout) * layers * alive + self._between_stages(layout, stage, alive),
             self._working(layout, stage, alive),
         )
+
+    def _of_own_engine(self, layout: Layout, stage: int, micro_batches: int) -> tuple[float, float]:
+        most = min(micro_batches, 2 * layout.pp) if layout.vpp == 1 else micro_batches
+        shape = (layout.tp, layout.pp, layout.vpp, layout.zero, layout.micro_batch, most, stage)
+        replicas = layout.dp if layout.zero >= 2 else 0
+        key = (*shape, replicas, layout.sequence_parallel, layout.recompute, layout.schedule)
+        found = self._of_engine.get(key)
+        if found is None:
+            found = self._of_engine[key] = self._engine.stage(layout, stage, micro_batches)
+        return found
 
     def _kept_whole(self, layout: Layout, stage: int) -> float:
         """Parameters whose gradients this engine keeps whole on every replica whatever the ZeRO stage: those

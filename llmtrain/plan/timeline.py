@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
+from itertools import groupby, islice
 from typing import Literal
 
 Work = Literal["forward", "backward", "weight"]
@@ -63,10 +65,14 @@ def order(schedule: str, stages: int, chunks: int, micro_batches: int, stage: in
     gradients off, by as many micro-batches as there are stages before this one. Empty where the number of
     micro-batches does not fit the schedule.
     """
+    return tuple(_in_order(schedule, stages, chunks, micro_batches, stage))
+
+
+def _in_order(schedule: str, stages: int, chunks: int, micro_batches: int, stage: int) -> Iterator[Pass]:
     total = chunks * micro_batches
     rounds = max(1, micro_batches // stages)
     if chunks > 1 and micro_batches % rounds:
-        return ()
+        return
     per_round = micro_batches // rounds if chunks > 1 else micro_batches
     later = (stages - 1 - stage) * (2 if chunks > 1 and schedule != "zero-bubble" else 1)
     warm_up = min(total, later + (chunks - 1) * per_round)
@@ -74,14 +80,49 @@ def order(schedule: str, stages: int, chunks: int, micro_batches: int, stage: in
     forward = _passes("forward", mine, per_round, total)
     backward = _passes("backward", mine[::-1], per_round, total)
     weight = _passes("weight", mine[::-1], per_round, total)
-    found = [next(forward) for _ in range(warm_up)]
+    yield from islice(forward, warm_up)
     for index in range(total):
         if warm_up + index < total:
-            found.append(next(forward))
-        found.append(next(backward))
+            yield next(forward)
+        yield next(backward)
         if schedule == "zero-bubble" and index >= stage:
-            found.append(next(weight))
-    return (*found, *weight) if schedule == "zero-bubble" else tuple(found)
+            yield next(weight)
+    if schedule == "zero-bubble":
+        yield from weight
+
+
+@lru_cache(maxsize=4096)
+def fullest_passes(
+    schedule: str, stages: int, chunks: int, micro_batches: int, stage: int
+) -> tuple[Pass, ...]:
+    """The first passes of a stage, up to where it has held as much as it ever does: the first backward pass,
+    and where weight gradients are put off, the first of theirs.
+
+    With fewer micro-batches than stages the engine runs all forward passes first.
+    """
+    if schedule == "1f1b" and chunks == 1 and micro_batches < stages:
+        return (*(Pass("forward", stage, each) for each in range(micro_batches)), Pass("backward", stage, 0))
+    ending = "weight" if schedule == "zero-bubble" and stages > 1 else "backward"
+    found = []
+    for one in _in_order(schedule, stages, chunks, micro_batches, stage):
+        found.append(one)
+        if one.work == ending:
+            break
+    return tuple(found)
+
+
+@lru_cache(maxsize=4096)
+def fullest_runs(
+    schedule: str, stages: int, chunks: int, micro_batches: int, stage: int
+) -> tuple[tuple[Work, int, int], ...]:
+    """The same as runs of equal passes: work, chunk, how many."""
+    if not micro_batches % stages or chunks == 1:  # more whole rounds begin alike
+        micro_batches = min(micro_batches, 2 * stages)
+    found = fullest_passes(schedule, stages, chunks, micro_batches, stage)
+    return tuple(
+        (work, chunk, len(list(run)))
+        for (work, chunk), run in groupby(found, key=lambda one: (one.work, one.chunk))
+    )
 
 
 def _passes(work: Work, chunks: Sequence[int], per_round: int, total: int) -> Iterator[Pass]:

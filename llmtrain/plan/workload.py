@@ -31,9 +31,16 @@ class Workload:
     """FP32 bytes of gradients that are reduced in one call; None: the engine's default."""
     two_levels: bool = True
     """Whether gradients are summed inside each node first."""
+    packs_documents: bool = False
+    """Whether tokens attend within their own document only: attention then has a mask."""
     head_layers: tuple[float, float] = (0.0, 0.0)
     """Compute of the output head in layers, without and with full recomputation; layers are split over a
     pipeline so that the stage with the head gets fewer. Zeros where a framework splits evenly."""
+
+    @property
+    def is_rms_norm(self) -> bool:
+        """Whether norms are RMSNorm, not LayerNorm."""
+        return (self.model.norm or ("layernorm" if self.model.kind == "gpt" else "rmsnorm")) == "rmsnorm"
 
     @property
     def tokens_per_step(self) -> int:
@@ -75,5 +82,6 @@ def make_workload(recipe: Recipe, framework: str = "llmtrain") -> Workload:
         communication=recipe.parallel.gradient_communication,
         bucket=recipe.parallel.bucket,
         two_levels=recipe.parallel.two_level_reduction,
+        packs_documents=recipe.data.packing == "documents",
         head_layers=weights if framework == "llmtrain" else (0.0, 0.0),
     )

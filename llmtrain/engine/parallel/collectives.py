@@ -31,7 +31,8 @@ class WeightGradients:
 
     def put_off(self, weight: Tensor, gradient: Tensor, inputs: Tensor) -> None:
         """Remember the two factors of a weight's gradient."""
-        self._waiting.append((weight, gradient, inputs))
+        # Detached: what autograd knows of them would keep all of the pass alive, down to its inputs.
+        self._waiting.append((weight, gradient.detach(), inputs.detach()))
 
     def take(self) -> Callable[[], None]:
         """Return the work put off since the last call, as a function to run later."""
