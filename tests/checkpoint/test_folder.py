@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 
 import pytest
 
@@ -183,3 +184,15 @@ def test_what_earlier_versions_wrote_is_read(make_chain, steps):
     content = shard.read_bytes()
     shard.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
     assert "damaged: its checksum is not the manifest's" in verify(one.path)[0].message
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("put", [os.mkfifo, os.mkdir, lambda path: os.symlink("/dev/zero", path)])
+def test_a_pointer_that_is_no_file_points_nowhere(make_checkpoint, tmp_path, put):
+    """It neither blocks nor is read without end."""
+    root = tmp_path / "checkpoints"
+    newest = make_checkpoint(10)
+    (root / "latest").unlink()
+    put(root / "latest")
+    assert read_pointer(root) is None
+    assert newest_valid(root).checkpoint == newest

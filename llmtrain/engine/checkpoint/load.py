@@ -21,8 +21,9 @@ from llmtrain.engine.checkpoint.pieces import DTYPE_NAMES, Piece
 from llmtrain.errors import CheckpointError
 from llmtrain.run.checkpoints.boxes import Overlap, SubBox, overlap, row_major_strides, sub_boxes
 from llmtrain.run.checkpoints.chain import ChainReader, read_chain
+from llmtrain.run.checkpoints.folder import open_regular
 from llmtrain.run.checkpoints.manifest import Manifest, PieceEntry, TensorEntry
-from llmtrain.run.checkpoints.parse import may_pass, open_regular, read_manifest
+from llmtrain.run.checkpoints.parse import may_pass, read_manifest
 
 STAGING = 16 << 20
 """Host bytes used at a time when the target is on an accelerator."""

@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 from llmtrain.errors import CheckpointError
 from llmtrain.run.checkpoints.boxes import sub_boxes
 from llmtrain.run.checkpoints.chain import ChainReader, read_chain
+from llmtrain.run.checkpoints.folder import open_regular
 from llmtrain.run.checkpoints.manifest import Manifest
-from llmtrain.run.checkpoints.parse import open_regular
 
 NUMPY: dict[str, str] = {
     "F64": "<f8", "F32": "<f4", "F16": "<f2", "BF16": "<u2", "F8_E4M3": "|u1", "F8_E5M2": "|u1",

@@ -11,8 +11,9 @@ import numpy as np
 
 from llmtrain.errors import CheckpointError
 from llmtrain.run.checkpoints.delta import Bytes, block_lengths, decode
+from llmtrain.run.checkpoints.folder import open_regular
 from llmtrain.run.checkpoints.manifest import ITEM_BYTES, Manifest, PieceEntry
-from llmtrain.run.checkpoints.parse import may_pass, open_regular, read_manifest
+from llmtrain.run.checkpoints.parse import may_pass, read_manifest
 
 LONGEST = 1000
 """Checkpoints of a chain that are followed."""

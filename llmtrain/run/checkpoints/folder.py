@@ -11,6 +11,7 @@ from __future__ import annotations
 import errno
 import os
 import re
+import stat
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -72,11 +73,21 @@ def next_name(root: Path, step: int) -> str:
     return checkpoint_name(step, max(taken, default=0) + 1)
 
 
+def open_regular(path: Path) -> int:
+    """Open a regular file for reading, without following a symbolic link; raises OSError."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError(0, "is not a regular file", str(path))
+    return descriptor
+
+
 def read_pointer(root: Path) -> str | None:
     """Name in the pointer `latest`: the last checkpoint that was committed; None when there is none or it is
     garbage."""
     try:
-        name = (root / POINTER).read_bytes()[:100].decode("ascii").strip()
+        with os.fdopen(open_regular(root / POINTER), "rb") as stream:
+            name = stream.read(100).decode("ascii").strip()
     except (OSError, UnicodeDecodeError):
         return None
     return name if parse_name(name) else None

@@ -9,7 +9,6 @@ from __future__ import annotations
 import errno
 import json
 import os
-import stat
 from collections.abc import Callable, Mapping
 from math import prod
 from pathlib import Path
@@ -18,7 +17,7 @@ from typing import Any, NoReturn
 from llmtrain.errors import CheckpointError
 from llmtrain.run.checkpoints.checksum import is_checksum
 from llmtrain.run.checkpoints.delta import block_count, block_lengths
-from llmtrain.run.checkpoints.folder import parse_name
+from llmtrain.run.checkpoints.folder import open_regular, parse_name
 from llmtrain.run.checkpoints.manifest import (
     EARLIER,
     INCREMENTAL_SCHEMA,
@@ -40,15 +39,6 @@ MOST_BYTES = 1 << 30
 MOST = 1 << 62
 """Largest number that is taken for a size or a position."""
 MOST_AXES = 16
-
-
-def open_regular(path: Path) -> int:
-    """Open a regular file for reading, without following a symbolic link; raises OSError."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
-    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-        os.close(descriptor)
-        raise OSError(0, "is not a regular file", str(path))
-    return descriptor
 
 
 def read_manifest(folder: Path) -> Manifest:

@@ -13,9 +13,15 @@ from llmtrain.errors import CheckpointError, Problem
 from llmtrain.run.checkpoints.boxes import cover_fault
 from llmtrain.run.checkpoints.chain import read_chain
 from llmtrain.run.checkpoints.checksum import has_checksum
-from llmtrain.run.checkpoints.folder import Checkpoint, ever_committed, list_checkpoints, read_pointer
+from llmtrain.run.checkpoints.folder import (
+    Checkpoint,
+    ever_committed,
+    list_checkpoints,
+    open_regular,
+    read_pointer,
+)
 from llmtrain.run.checkpoints.manifest import Manifest, ShardEntry
-from llmtrain.run.checkpoints.parse import may_pass, open_regular, read_manifest
+from llmtrain.run.checkpoints.parse import may_pass, read_manifest
 
 MOST_THREADS = 8
 

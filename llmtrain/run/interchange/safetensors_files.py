@@ -21,8 +21,8 @@ from numpy.typing import NDArray
 
 from llmtrain.errors import CheckpointError, UsageError
 from llmtrain.run.atomic import write_json
+from llmtrain.run.checkpoints.folder import open_regular
 from llmtrain.run.checkpoints.manifest import ITEM_BYTES
-from llmtrain.run.checkpoints.parse import open_regular
 from llmtrain.run.checkpoints.shard import safetensors_header, write_all
 
 INDEX = "model.safetensors.index.json"
