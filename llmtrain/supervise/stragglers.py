@@ -9,8 +9,8 @@ ratios of all peers change from window to window (a quantile: one slow rank does
 whose ranks disturb each other raise no alarm, and a quiet cluster names a rank that is 5 % slow.
 
 A rank that stands in line for a core computes longer, too. For some seconds that is the luck of the draw on a
-busy machine, so what a rank waited for a core is taken off its time when the last steps are judged; only over
-minutes, with windows ten times as long, it counts like any other slowness.
+busy machine, so the last steps are judged by what a rank needs more than its peers both with what all waited
+for a core and without; only over minutes, with windows ten times as long, it counts like other slowness.
 """
 
 from __future__ import annotations
@@ -85,17 +85,20 @@ class Ratios:
     """The newest ratios of every rank, window by window, and what to make of them."""
 
     _newest: dict[int, deque[float]] = field(default_factory=dict)
+    _measured: dict[int, float] = field(default_factory=dict)
     _changes: dict[int, deque[float]] = field(default_factory=dict)
-    """How much each rank's ratio changed from window to window."""
+    """How much the logarithm of each rank's ratio changed from window to window: a rank of twice the time has
+    twice the jitter, and is no reason to think less of the others."""
     _named: set[int] = field(default_factory=set)
 
-    def add(self, rank: int, ratio: float) -> None:
-        """One more window of a rank."""
-        ratios = self._newest.setdefault(rank, deque(maxlen=WINDOWS))
+    def add(self, rank: int, measured: float, judged: float) -> None:
+        """One more window of a rank: its ratio as it was measured, which tells how noisy times are, and the
+        one to judge it by."""
         changes = self._changes.setdefault(rank, deque(maxlen=MEMORY))
-        if ratios:
-            changes.append(abs(ratio - ratios[-1]))
-        ratios.append(ratio)
+        if rank in self._measured:
+            changes.append(abs(math.log(measured / self._measured[rank])))
+        self._measured[rank] = measured
+        self._newest.setdefault(rank, deque(maxlen=WINDOWS)).append(judged)
 
     def excess(self, rank: int, peers: Sequence[int]) -> float | None:
         """How much longer than its peers a rank takes; None when it is not slow, or was named before."""
@@ -107,13 +110,13 @@ class Ratios:
             return None
         if sum(ratio > 1.0 + SUSTAINED * excess for ratio in ratios) < SUSTAINED_WINDOWS:
             return None
-        if excess < self._least(peers):
+        if math.log1p(excess) < self._least(peers):
             return None
         self._named.add(rank)
         return excess
 
     def _least(self, ranks: Sequence[int]) -> float:
-        """Excess from which on it cannot be chance, by how much the ratios of some ranks change."""
+        """Logarithm of a ratio from which on it cannot be chance, by how much those of some ranks change."""
         sampled = ranks[:: -(-len(ranks) // MOST_SAMPLED)]
         changes = sorted(change for rank in sampled for change in self._changes.get(rank, ()))
         if not changes:
@@ -174,12 +177,13 @@ class Stragglers:
         return [found for each in ranks for found in self._look(each, ranks, step)]
 
     def _take_window(self, times: Mapping[int, tuple[float, float]], steps: int) -> None:
-        ordered = sorted(seconds for seconds, _ in times.values())
+        total = sorted(seconds for seconds, _ in times.values())
+        own = sorted(seconds - waited for seconds, waited in times.values())
         for rank, (seconds, waited) in times.items():
-            peers = list(ordered)
-            peers.remove(seconds)
-            usual = statistics.median(peers)
-            self._swift.add(rank, max(0.0, seconds - waited) / usual)
+            usual = _median_without(total, seconds)
+            # What it needs more than its peers, with what all waited for a core and without.
+            more = min(seconds - usual, seconds - waited - _median_without(own, seconds - waited))
+            self._swift.add(rank, seconds / usual, 1.0 + more / usual)
             long = self._long.setdefault(rank, LongWindow())
             long.ratios.append(seconds / usual)
             long.seconds += seconds * steps
@@ -189,10 +193,18 @@ class Stragglers:
         if excess := self._swift.excess(rank, ranks):
             yield Straggler(rank=rank, excess=excess, step=step, peers=peers)
         if long.is_full:
-            self._patient.add(rank, statistics.fmean(long.ratios))
+            ratio = statistics.fmean(long.ratios)
+            self._patient.add(rank, ratio, ratio)
             self._long[rank] = LongWindow()
             if excess := self._patient.excess(rank, ranks):
                 yield Straggler(rank=rank, excess=excess, step=step, peers=peers, is_confirmed=True)
+
+
+def _median_without(ordered: Sequence[float], value: float) -> float:
+    """Median of the others."""
+    others = list(ordered)
+    others.remove(value)
+    return statistics.median(others)
 
 
 def confirmed_after(step_seconds: float) -> float:

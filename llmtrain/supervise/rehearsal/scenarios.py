@@ -80,10 +80,11 @@ SCENARIOS: tuple[Scenario, ...] = (
         does="a rank computes longer than the others",
         overrides=(
             *FOUR_REPLICAS,
-            "train.steps=150",
+            "train.steps=100",
             "checkpoint.every_steps=100",
+            # Much, so that it shows on a machine with other things to do, too.
             f"faults.inject=[{{kind: slow, step: {acts.SLOW_FROM}, steps: 200, rank: {acts.VICTIM}, "
-            "seconds: 50ms}]",
+            "seconds: 200ms}]",
         ),
         act=acts.slow,
     ),
