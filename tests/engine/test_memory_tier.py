@@ -159,6 +159,19 @@ def test_two_nodes_may_be_lost_when_so_configured(tmp_path: Path, run: RunDir) -
     assert joined([answer[0] for answer in again]) == before
 
 
+def test_a_rewind_drops_what_was_held_of_the_steps_it_takes_back(run: RunDir) -> None:
+    case = case_of(Layout(micro_batch=1))
+    parts, folder = folder_of(0, case, run, attempt_of(1, case.layout, ("n1",)))
+    saver = Saver(parts, folder, lambda _: None)  # type: ignore[arg-type]
+    for step in (1, 2):
+        train_step(parts, step, Wishes())  # type: ignore[arg-type]
+    saver.after_step(Progress(2, 2 * case.recipe.batch.global_size), wished=False, snapshot=True)
+    saver.settle()
+    assert [one.step for one in held_by(run, "n1")["n1"]] == [2]
+    saver.reload()
+    assert held_by(run, "n1") == {"n1": []}
+
+
 def test_damage_is_found_and_the_disk_is_what_remains(tmp_path: Path, run: RunDir) -> None:
     trained(tmp_path, run)
     for node in NODES:
