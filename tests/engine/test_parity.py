@@ -55,6 +55,7 @@ CASES: dict[str, Case] = {
     "gpt-pp2-zero-bubble": fp32(gpt(), pp=2, schedule="zero-bubble"),
     "llama-pp2-vpp2-zero-bubble": fp32(llama(), pp=2, vpp=2, schedule="zero-bubble"),
     "llama-dp2-pp2-vpp2": fp32(llama(), dp=2, pp=2, vpp=2, schedule="interleaved", micro_batch=1),
+    "llama-pp2-heavy-head": fp32(llama(layers=6, vocab=800), pp=2),
     "llama-pp4-uneven": fp32(llama(layers=6), pp=4, micro_batch=1),
     "gpt-pp4-uneven": fp32(gpt(layers=6), pp=4, micro_batch=1),
     "llama-pp4-few-micro-batches": fp32(llama(), pp=4, micro_batch=4),

@@ -49,6 +49,7 @@ CASES = {
     "pp2": case(gpt(), pp=2),
     "pp2-zero-bubble": case(llama(), pp=2, schedule="zero-bubble"),
     "pp2-interleaved": case(llama(), pp=2, vpp=2, schedule="interleaved"),
+    "pp2-heavy-head": case(llama(layers=6, vocab=800), pp=2),
     "pp3-uneven": case(gpt(layers=5), pp=3, micro_batch=2),
     "two-levels": case(llama(**LARGE), ranks_per_node=2, dp=4),
     "two-levels-zero0": case(llama(), ranks_per_node=2, dp=4, zero=0),
