@@ -184,6 +184,15 @@ class AllocationBackend(Protocol):
         ...
 
 
+@runtime_checkable
+class WatchedBackend(Protocol):
+    """A backend whose job goes on, with nobody in charge, when the node of its supervisor is lost."""
+
+    def keep_watch(self, run: RunDir, names: Sequence[str]) -> None:
+        """Have some of the named nodes notice that loss, also while no agent runs on them."""
+        ...
+
+
 def dead_holder(run: RunDir, backend: Backend) -> int | None:
     """Token of the lease's holder when its file looks alive, but the scheduler has ended its job."""
     holder = read_holder(run)

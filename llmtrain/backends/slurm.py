@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import os
 import shutil
+import socket
 import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from llmtrain.backends.base import JobHandle, JobState, JobStatus, Node
@@ -24,6 +26,7 @@ from llmtrain.backends.slurm_refusals import SlurmError
 from llmtrain.backends.slurm_states import CONFIGURING, LEAVING, one_of
 from llmtrain.backends.slurm_steps import step_settings
 from llmtrain.backends.slurm_submit import hidden_variables, refuse_second, submit_jobs
+from llmtrain.backends.slurm_watch import Lookouts
 from llmtrain.backends.survey import Survey
 from llmtrain.backends.switches import profile_switches, with_switches
 from llmtrain.config.cluster import ClusterProfile
@@ -60,6 +63,7 @@ class SlurmBackend:
         self._calls = calls or SlurmCalls(self._way, self._config.timeout)
         self._polled, self._status = float("-inf"), JobStatus(state=JobState.PENDING)
         self._node_list, self._began = "", False
+        self._lookouts: Lookouts | None = None
         self._binds: bool | None = None
         self._switches: Mapping[str, Sequence[str]] | None = None
 
@@ -218,6 +222,17 @@ class SlurmBackend:
         if not self._config.requeue or self._config.container is not None:
             return ()
         return (sys.executable, "-m", "llmtrain.backends.slurm_end", "--orphan", str(run.path))
+
+    def keep_watch(self, run: RunDir, names: Sequence[str]) -> None:
+        """See to it that nodes of the job would notice the loss of this one, also while no agent runs."""
+        command = [word.replace("--orphan", "--watch") for word in self.orphan_command(run)[:-1]]
+        if not command:
+            return
+        if self._lookouts is None:
+            way = partial(SrunTransport, settings=self._step_settings())
+            self._lookouts = Lookouts([*command, str(run.path)], way, run.supervisor_log)
+        here = self._environment.get("SLURMD_NODENAME", socket.gethostname())
+        self._lookouts.keep([name for name in names if name != here])
 
     @property
     def _job(self) -> str:

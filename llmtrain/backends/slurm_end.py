@@ -1,8 +1,9 @@
 """`python -m llmtrain.backends.slurm_end`: what follows when a SLURM job has no supervisor any more.
 
 The batch script calls it with the supervisor's exit code; an agent whose supervisor vanished calls it with
-`--orphan`. A job is queued again at most once for each of its starts, whoever asks: SLURM itself would also
-queue a cancelled or a finished job again, and a second request would end the job that the first one started.
+`--orphan`, and a lookout on another node runs it with `--watch`. A job is queued again at most once for each
+of its starts, whoever asks: SLURM itself would also queue a cancelled or a finished job again, and a second
+request would end the job that the first one started.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from llmtrain.agent.sweep import leftovers
 from llmtrain.backends.slurm_calls import SlurmCalls
 from llmtrain.backends.slurm_states import JobRow
 from llmtrain.config.slurm import slurm_config
@@ -92,10 +94,13 @@ def main(argv: list[str], environment: Mapping[str, str] | None = None) -> int:
     how = parser.add_mutually_exclusive_group(required=True)
     how.add_argument("--status", type=int)
     how.add_argument("--orphan", action="store_true")
+    how.add_argument("--watch", action="store_true")
     options = parser.parse_args(argv)
     run = RunDir(options.run_dir.absolute())
     try:
         settle = Settlement(run, os.environ if environment is None else environment)
+        if options.watch:
+            return settle.watched()
         return settle.orphaned() if options.orphan else settle.ended(options.status)
     except (LlmtrainError, OSError) as error:
         say(error.text() if isinstance(error, LlmtrainError) else str(error))
@@ -146,6 +151,15 @@ class Settlement:
                 return 0
             self._sleep(CLAIM_SECONDS)
         return 1
+
+    def watched(self) -> int:
+        """Wait until the supervisor leaves; when it vanishes instead, and no agent here still lets its ranks
+        save, do what an agent would."""
+        while (holder := read_holder(self._run)) is None or not holder.released:
+            if holder is not None and holder.age > FRESH_SECONDS and not leftovers(self._run.path):
+                return self.orphaned()
+            self._sleep(1.0)
+        return 0
 
     def _is_supervised(self) -> bool:
         """Whether somebody is in charge; waits until it is certain. A supervisor that was killed is started

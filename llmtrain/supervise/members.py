@@ -7,7 +7,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from llmtrain.backends.base import AllocationBackend, Backend, Node, PreflightBackend, ReturnBackend
+from llmtrain.backends.base import (
+    AllocationBackend,
+    Backend,
+    Node,
+    PreflightBackend,
+    ReturnBackend,
+    WatchedBackend,
+)
 from llmtrain.config.layout import Layout
 from llmtrain.errors import LlmtrainError
 from llmtrain.plan.placement import ranks_on_nodes
@@ -172,6 +179,8 @@ class Members:
         gpus = {node.name: node.gpus for node in nodes}
         self.suspects = {**suspects(recall(self._storage), gpus, time.time()), **self._convicted}
         self.nodes = reliable_first(nodes, self.suspects)
+        if isinstance(self._backend, WatchedBackend):
+            self._backend.keep_watch(self._run_dir, [node.name for node in nodes])
 
     def _preflight(self, record: RunRecord) -> RunRecord:
         """Nodes that have become unfit since the last attempt are left out. What is wrong with all of them is

@@ -229,6 +229,33 @@ def test_a_lost_batch_host_is_replaced_by_one_requeue(
     assert host not in nodes_of_attempts(run)[-1]
 
 
+def test_a_batch_host_lost_between_two_attempts_is_replaced_too(
+    slurm_bed: SlurmBed, make_run: MakeRun
+) -> None:
+    """Then no agent runs that would notice; lookouts do."""
+    run = make_run(
+        *("cluster.nodes=3", "cluster.spares=0", "parallel.dp=3", "batch.global=12"),
+        "faults.restarts_without_progress=6",
+        steps=20,
+        step_seconds=0.2,
+        no_checkpoints=True,
+        die={"rank": 1, "step": 1, "attempts": [1, 2, 3, 4]},
+    )
+    job = submit(run).id
+    wait_for(lambda: len(events(run, "attempt_ended")) == 4, 150, "four attempts, and a longer pause")
+    holder = read_holder(run)
+    assert holder is not None
+    slurm_bed.fault("crash", holder.process.host)
+    assert not read_record(run).attempts[4:]
+    wait_for(lambda: slurm_bed.restarts(job) == 1, 150, "a lookout to queue the job again")
+    wait_state(slurm_bed, job, "PENDING", seconds=90)
+    slurm_bed.start_now(job)
+    assert wait_ended(run, 120).exit_status == 0
+    assert slurm_bed.restarts(job) == 1
+    slurm_bed.restore()
+    assert not processes(slurm_bed, run)
+
+
 def test_the_controller_may_be_away_for_a_while(slurm_bed: SlurmBed, make_run: MakeRun) -> None:
     run = make_run(steps=60, step_seconds=0.2)
     handle = submit(run)
