@@ -137,7 +137,7 @@ def crowded(slow: float, steps: int, seed: int) -> list[Straggler]:
     for end in range(WINDOW, steps + 1, WINDOW):
         for rank in range(4):
             own = abs(chance.gauss(0.012, 0.003)) + slow * (rank == 1)
-            waited = 0.3 * abs(chance.gauss(1.0, 0.12))
+            waited = 0.3 * abs(chance.gauss(1.0, 0.06))
             named += watched.observe(rank, end, own + waited, WINDOW, waited * chance.uniform(1.0, 1.04))
     return named
 
