@@ -4,7 +4,10 @@ checkpoint (DCP).
     python -m tests.bench.checkpoint_io [--parameters 201000000] [--rounds 5] [--folder DIR]
 
 All variants run in turn in every round, so that a busy machine is unfair to none; the slowest rank counts.
-Prints JSON: seconds (least, median, most) and the median of the per-round ratios to the floor and to DCP.
+`stall` is the whole copy into host memory, as if there were nothing to compute until the weights change;
+`stall beside a step` is what a forward and backward pass of `STEP_SECONDS` takes longer because of it, the
+writing that goes on in the thread included. Prints JSON: seconds (least, median, most) and the median of the
+per-round ratios to the floor and to DCP.
 """
 
 from __future__ import annotations
@@ -17,6 +20,8 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable
+from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +42,8 @@ from tests.support.ranks import run_ranks
 
 WORLD = 2
 TENSORS = 48
+STEP_SECONDS = 0.5
+"""Computing between the start of a save and the change of the weights: little for so many parameters."""
 
 
 def main() -> None:
@@ -68,6 +75,7 @@ def summarise(results: list[list[dict[str, float]]]) -> dict[str, Any]:
         "save / raw write": ("save", "raw write"),
         "save / dcp.save": ("save", "dcp.save"),
         "stall of a background save / dcp.save": ("stall", "dcp.save"),
+        "stall beside a step / dcp.save": ("stall beside a step", "dcp.save"),
         "stall of a background save / stall of dcp.async_save": ("stall", "dcp.async_save stall"),
         "load / dcp.load": ("load", "dcp.load"),
         "load re-sharded / dcp.load": ("load re-sharded", "dcp.load"),
@@ -157,6 +165,17 @@ def one_round(
         lambda: (saves.start(info, lambda *_: None, own={}, incremental=False), saves.finish_copy())
     )
     assert isinstance(saves.wait(), Saved)
+    passes()
+    alone, later = timed(compute), replace(info, step=2)
+    beside_step = timed(
+        lambda: (
+            saves.start(later, lambda *_: None, own={}, incremental=False),
+            compute(),
+            saves.finish_copy(),
+        )
+    )
+    measured["stall beside a step"] = max(0.0, beside_step - alone)
+    assert isinstance(saves.wait(), Saved)
     pending: list[Any] = []
     measured["dcp.async_save stall"] = timed(
         lambda: pending.append(dcp.async_save(distributed(local), checkpoint_id=folder / "dcp-async"))
@@ -181,6 +200,27 @@ def timed(work: Callable[[], object]) -> float:
     begin = time.perf_counter()
     work()
     return time.perf_counter() - begin
+
+
+@cache
+def passes() -> int:
+    """Matrix products that fit into a step."""
+    begin, count = time.perf_counter(), 0
+    while time.perf_counter() - begin < STEP_SECONDS:
+        product()
+        count += 1
+    return count
+
+
+def compute() -> None:
+    """A forward and backward pass: the same work in every call."""
+    for _ in range(passes()):
+        product()
+
+
+def product() -> None:
+    """A little work."""
+    torch.mm(torch.ones(512, 512), torch.ones(512, 512))
 
 
 def raw_write(path: Path, tensors: dict[str, torch.Tensor]) -> None:
