@@ -77,19 +77,23 @@ def test_nothing_is_wider_than_80_columns(capsys: pytest.CaptureFixture[str], re
     assert any(" 80.0 GB" in line for line in lines)
 
 
-@pytest.mark.parametrize(("top", "other"), [("2", "plan 2"), ("1", "dp4 tp8 pp8 zero1 sp zero-bubble")])
-def test_a_slower_plan_1_says_which_rule_chose_it(capsys: pytest.CaptureFixture[str], top, other) -> None:
+@pytest.mark.parametrize("top", ["2", "1"])
+def test_a_slower_plan_1_says_which_rule_chose_it(capsys: pytest.CaptureFixture[str], top: str) -> None:
     both = document(capsys, "gpt-175b", "--cluster", "a100-32x8", "--top", "2")["plans"]
     one, two = (entry["predicted"]["step_seconds"] for entry in both)
     assert two < one < 1.02 * two, "else this recipe is none of the case"
     assert run(["plan", "gpt-175b", "--cluster", "a100-32x8", "--top", top, "--why"]) == 0
     paragraphs = capsys.readouterr().out.split("\n\n")
+    # A plan that the table does not show is named by its layout.
+    other = "plan 2" if top == "2" else "dp4 tp8 pp8 vpp3 zero1 sp"
     told = f"Plan 1 is {100 * (one / two - 1):.1f} % slower than {other} ({one:.4g} s against {two:.4g} s):"
     told += " within 2 % of the fastest the simplest layout wins, then the one with least memory."
-    assert " ".join(paragraphs[1].split()).endswith(told), "right below the table"
+    assert told in " ".join(paragraphs[1].split()), "right below the table"
     [why] = [text for text in paragraphs if text.startswith("Choice: ")]
+    ours, theirs = (entry["predicted"]["memory_bytes"]["total"] / 1e9 for entry in both)
+    assert ours < theirs
     why = " ".join(why.split())
-    assert told in why and "memory decides: 55.8 GB against 63.6 GB a GPU" in why
+    assert told in why and f"memory decides: {ours:.1f} GB against {theirs:.1f} GB a GPU" in why
 
 
 def test_a_fastest_plan_1_says_nothing(capsys: pytest.CaptureFixture[str]) -> None:
