@@ -77,6 +77,12 @@ class SlurmBed(SshBed):
             if name in broken:
                 self.slurm("scontrol", "update", f"nodename={name}", "state=idle", check=False)
         self._wait_idle()
+        if broken:
+            # Slurm 22.05 miscounts the GPUs of a job that lost a node and was started again on others: they
+            # stay taken, on idle nodes. A controller that starts counts anew.
+            self.daemon("ctld-kill")
+            self.daemon("ctld-start")
+            self._wait_idle()
 
     def _wait_idle(self) -> None:
         began = time.monotonic()
