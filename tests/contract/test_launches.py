@@ -96,6 +96,7 @@ def test_stop_saves_and_what_is_started_again_goes_on(place: Place) -> None:
     place.wait_gone(run, handle)
     behaviour = json.loads((run.path / "behaviour.json").read_text())
     (run.path / "behaviour.json").write_text(json.dumps({**behaviour, "steps": record.reached_step + 3}))
+    run.stop_file.unlink(missing_ok=True)  # as `resume` does: until then a stop holds
     place.submit(run)
     runs.wait_for(lambda: read_record(run).exit_status == 0, 90, "the run to be done")
     steps = [event.payload.step for event in runs.events(run, "step_finished")]

@@ -94,6 +94,7 @@ def test_refusals_carry_both_numbers_and_add_up():
     assert "= " in found.refused.examples["world size"].message
 
 
+@pytest.mark.quiet
 def test_gpt_175b_on_256_gpus_takes_under_a_second_and_300_mb():
     what, where = recipe(), a100()
     start = time.process_time()
@@ -108,6 +109,7 @@ def test_gpt_175b_on_256_gpus_takes_under_a_second_and_300_mb():
     tracemalloc.stop()
 
 
+@pytest.mark.quiet
 def test_16384_gpus_take_under_ten_seconds_with_the_whole_ladder():
     start = time.process_time()
     plan = make_plan(spec(recipe(batch=4096), a100(2048)), features=ANY_ENGINE)

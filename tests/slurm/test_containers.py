@@ -51,7 +51,7 @@ def test_ranks_see_what_is_mounted_and_nothing_else(
         [sys.executable, "-m", "llmtrain", *command], capture_output=True, text=True, timeout=200, check=False
     )
     assert done.returncode == 0, done.stderr + run.supervisor_log.read_text()
-    parts = sorted(path.relative_to("/tmp").parts[0] for path in (shared, corpus))
+    parts = sorted({path.relative_to("/tmp").parts[0] for path in (shared, corpus, *containers.IN_IMAGE)})
     inside = {"INSIDE": str(shared / IMAGE), "BED_TOKEN": SECRET, "ODD": ODD, "/tmp": parts}
     assert shadow_torch.told(shadow) == {str(node): inside for node in range(4)}
     assert not list(shared.rglob("pwned"))

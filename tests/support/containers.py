@@ -7,14 +7,21 @@ command in a mount namespace whose /tmp is empty but for what was mounted, as th
 from __future__ import annotations
 
 import json
+import shlex
 import shutil
+import sys
 from pathlib import Path
+
+REPOSITORY = Path(__file__).parents[2]
+IN_IMAGE = [path for path in (Path(sys.prefix), REPOSITORY) if path.is_relative_to("/tmp")]
+"""What a real image would hold itself, where it lies in the folder that is hidden."""
 
 ENTER = """#!/bin/bash
 # enter IMAGE MOUNTS COMMAND..: mounts are lines of SOURCE:TARGET[:FLAGS]
 image=$1 mounts=$2; shift 2
 [ -f "$image" ] || {{ echo "could not open image $image" >&2; exit 255; }}
 export INSIDE="$image"
+for path in {in_image}; do mounts+=${{mounts:+$'\n'}}$path:$path; done
 exec unshare --mount bash -c '
   set -e
   mount --make-rprivate /
@@ -74,7 +81,14 @@ def install(folder: Path, python: str) -> Path:
     """Executables in `folder`; the file of JSON lines in which each writes down how it was called."""
     record, enter = folder / "calls", folder / "enter"
     srun = shutil.which("srun")
-    values = {"python": python, "record": str(record), "enter": str(enter), "srun": srun}
+    in_image = " ".join(shlex.quote(str(path)) for path in IN_IMAGE)
+    values = {
+        "in_image": in_image,
+        "python": python,
+        "record": str(record),
+        "enter": str(enter),
+        "srun": srun,
+    }
     folder.mkdir()
     for name, text in (("enter", ENTER), ("apptainer", APPTAINER), ("srun", PYXIS)):
         (folder / name).write_text(text.format(**values))
