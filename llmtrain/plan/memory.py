@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import inf
 
 from llmtrain.config.layout import Layout
 from llmtrain.plan.activations import (
@@ -22,6 +23,8 @@ from llmtrain.plan.workload import Workload
 
 SLACK = 0.08
 """Share of activations and working buffers lost to the allocator's fragmentation."""
+_SURE = 0.95
+"""Share of what is kept in flight that is there at the fullest moment in any schedule."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +123,32 @@ class MemoryModel:
             most = max(most, need)
         return most + self._machine.context
 
+    def least(self, layout: Layout, micro_batches: int) -> float:
+        """Bytes, quickly found, that the fullest rank needs at least: of this engine, states and most of what
+        the first stage keeps for its backward passes."""
+        if not is_own_engine(self._work, layout, self._machine):
+            return self.need(layout, micro_batches)
+        alive = micro_batches_in_flight(layout.schedule, layout.pp, layout.vpp, micro_batches, 0)
+        of_block = alive * self._engine.kept(layout)
+        if layout.schedule == "zero-bubble" and layout.pp > 1:
+            of_block += self._engine.put_off(layout) - self._engine.kept(layout)
+        kept = self._work.stage_layers(layout)[0] * of_block
+        return sum(self._states(layout, 0)) + (1.0 + SLACK) * _SURE * kept + self._machine.context
+
+    def most(self, layout: Layout, micro_batches: int) -> float:
+        """Bytes, quickly found, that no rank needs more than; infinite where only the exact sum tells."""
+        if not is_own_engine(self._work, layout, self._machine):
+            return inf
+        alive = micro_batches_in_flight(layout.schedule, layout.pp, layout.vpp, micro_batches, 0)
+        kept = alive * max(self._work.stage_layers(layout)) * self._engine.kept(layout)
+        passing = self._engine.passing(layout, alive)
+        if layout.schedule == "zero-bubble":
+            passing += alive * max(self._work.stage_layers(layout)) * self._engine.put_off(layout)
+            if layout.zero >= 2:
+                passing += 8.0 * max(self._stage_weights(layout, stage).total for stage in (0, layout.pp - 1))
+        states = max(sum(self._states(layout, stage)) for stage in self._candidates(layout))
+        return states + (1.0 + SLACK) * (kept / _SURE + passing) + self._machine.context
+
     def fullest(self, layout: Layout, micro_batches: int) -> StageMemory:
         """The stage whose ranks need most."""
         stages = (self.stage(layout, stage, micro_batches) for stage in self._candidates(layout))
@@ -156,6 +185,10 @@ class MemoryModel:
         self, layout: Layout, stage: int, micro_batches: int
     ) -> tuple[float, float, float, float, float]:
         """Bytes of parameters, gradients, optimizer, activations and working buffers."""
+        return *self._states(layout, stage), *self._activations(layout, stage, micro_batches)
+
+    def _states(self, layout: Layout, stage: int) -> tuple[float, float, float]:
+        """Bytes of parameters, gradients and optimizer."""
         weights = self._stage_weights(layout, stage)
         zero, element, gradient = layout.zero, self._element, self._gradient
         replicas = shards(self._machine, layout.dp * layout.cp, layout.tp)
@@ -171,13 +204,10 @@ class MemoryModel:
             gradients += 4.0 * shard
         if self._habits.reduced_shard and zero == 1 and layout.dp > 1:
             gradients += gradient * shard
-        activations, working = self._activations(layout, stage, micro_batches)
         return (
             element * (shard + kept * (1.0 - 1.0 / layout.dp) if zero >= 3 else whole),
             gradients,
             (8.0 if element == 4 else 12.0) * (shard if zero >= 1 else whole),
-            activations,
-            working,
         )
 
     def _activations(self, layout: Layout, stage: int, micro_batches: int) -> tuple[float, float]:

@@ -71,8 +71,10 @@ class Point:
     """One fitting layout: what it costs."""
 
     seconds: float
-    memory: float
     layout: Layout
+    micro_batches: int
+    least: float
+    """Bytes that its fullest rank needs at least."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +138,7 @@ class Search:
                 if self._axis_refusal(_layout(axes, dp, shape.micro_batch, knobs), nodes, free=True) is None:
                     self._settings(axes, dp, shape.micro_batch, [knobs], refused=Refused(), points=points)
         points.sort(key=lambda point: point.seconds)
-        choice = choose(points)
+        choice = choose(points, self._memory)
         return self._evaluator.candidate(choice.layout) if choice else None
 
     def _axes(self, axes: Axes, nodes: int, free: bool, refused: Refused, points: list[Point]) -> int:
@@ -183,7 +185,7 @@ class Search:
         evaluator, total = self._evaluator, self._evaluator.work.global_batch // micro
         micro_batches, pp = ceil(total / dp), axes[3]
         even = total % dp == 0 and micro_batches % pp == 0
-        need_of, limit = evaluator.memory_model.need, evaluator.usable_memory
+        model, limit = evaluator.memory_model, evaluator.usable_memory
         for knob in knobs:
             layout = _layout(axes, dp, micro, knob)
             rule = INTERLEAVING_RULE if knob.vpp > 1 and not even else ""
@@ -192,9 +194,14 @@ class Search:
             if rule:
                 refused.count(rule, lambda: self._uneven(layout, rule))  # noqa: B023 (called at once)
                 continue
-            need = need_of(layout, micro_batches)
+            least = model.least(layout, micro_batches)
+            if least > limit and (points or least > refused.nearest_need):
+                refused.count("memory", lambda: too_big(model.need(layout, micro_batches), limit))  # noqa: B023
+                continue
+            fits = model.most(layout, micro_batches) <= limit
+            need = least if fits else model.need(layout, micro_batches)
             if need <= limit:
-                points.append(Point(evaluator.seconds(layout, micro_batches), need, layout))
+                points.append(Point(evaluator.seconds(layout, micro_batches), layout, micro_batches, need))
                 continue
             if need < refused.nearest_need:
                 refused.nearest, refused.nearest_need = layout, need
@@ -233,35 +240,40 @@ class Search:
             "set batch.accumulation to auto",
         )
 
+    def _memory(self, point: Point) -> float:
+        """Bytes that the fullest rank of a layout needs."""
+        return self._evaluator.memory_model.need(point.layout, point.micro_batches)
+
     def _found(self, points: list[Point], refused: Refused, looked: int) -> Found:
-        choice = choose(points)
+        choice = choose(points, self._memory)
         best = [choice] if choice else []
         best += [point for point in points[:_KEPT] if point is not choice]
         candidates = tuple(self._evaluator.candidate(point.layout) for point in best)
-        front = tuple(self._evaluator.candidate(point.layout) for point in pareto(points))
+        front = tuple(self._evaluator.candidate(point.layout) for point in pareto(points, self._memory))
         plain = [point for point in points if point.layout.vpp == 1]
         shapes = tuple(dict.fromkeys(point.layout for point in points[:_SHAPES] + plain[:_SHAPES]))
         return Found(candidates, front, refused, looked, len(points), shapes)
 
 
-def choose(points: Sequence[Point]) -> Point | None:
+def choose(points: Sequence[Point], memory: Callable[[Point], float]) -> Point | None:
     """The simplest of the layouts within the model's error of the fastest (points sorted by time)."""
     if not points:
         return None
     limit = points[0].seconds * (1.0 + TIE)
-    return min(
-        (p for p in points if p.seconds <= limit), key=lambda p: (complexity(p.layout), p.memory, p.seconds)
-    )
+    ties = [point for point in points if point.seconds <= limit]
+    simplest = min(complexity(point.layout) for point in ties)
+    ties = [point for point in ties if complexity(point.layout) == simplest]
+    return min(ties, key=lambda point: (memory(point), point.seconds))
 
 
-def pareto(points: Sequence[Point]) -> list[Point]:
+def pareto(points: Sequence[Point], memory: Callable[[Point], float]) -> list[Point]:
     """Points that no other beats in both time and memory; points sorted by time."""
     front: list[Point] = []
     least = float("inf")
     for point in points:
-        if point.memory < 0.99 * least:
+        if point.least < 0.99 * least and (need := memory(point)) < 0.99 * least:
             front.append(point)
-            least = point.memory
+            least = need
     return front
 
 

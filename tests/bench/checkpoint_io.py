@@ -165,17 +165,7 @@ def one_round(
         lambda: (saves.start(info, lambda *_: None, own={}, incremental=False), saves.finish_copy())
     )
     assert isinstance(saves.wait(), Saved)
-    passes()
-    alone, later = timed(compute), replace(info, step=2)
-    beside_step = timed(
-        lambda: (
-            saves.start(later, lambda *_: None, own={}, incremental=False),
-            compute(),
-            saves.finish_copy(),
-        )
-    )
-    measured["stall beside a step"] = max(0.0, beside_step - alone)
-    assert isinstance(saves.wait(), Saved)
+    measured["stall beside a step"] = beside_a_step(saves, replace(info, step=2))
     pending: list[Any] = []
     measured["dcp.async_save stall"] = timed(
         lambda: pending.append(dcp.async_save(distributed(local), checkpoint_id=folder / "dcp-async"))
@@ -200,6 +190,21 @@ def timed(work: Callable[[], object]) -> float:
     begin = time.perf_counter()
     work()
     return time.perf_counter() - begin
+
+
+def beside_a_step(saves: BackgroundSaves, info: CheckpointInfo) -> float:
+    """What a step takes longer because a save begins before it."""
+
+    def step() -> None:
+        saves.start(info, lambda *_: None, own={}, incremental=False)
+        compute()
+        saves.finish_copy()
+
+    passes()
+    alone = timed(compute)
+    longer = timed(step)
+    assert isinstance(saves.wait(), Saved)
+    return max(0.0, longer - alone)
 
 
 @cache
