@@ -23,8 +23,9 @@ from llmtrain.plan.workload import Workload
 
 SLACK = 0.08
 """Share of activations and working buffers lost to the allocator's fragmentation."""
-_SURE = 0.95
+_SURE = 0.98
 """Share of what is kept in flight that is there at the fullest moment in any schedule."""
+_SURE_SLACK = (1.0 + SLACK) * _SURE
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,15 +126,17 @@ class MemoryModel:
 
     def least(self, layout: Layout, micro_batches: int) -> float:
         """Bytes, quickly found, that the fullest rank needs at least: of this engine, states and most of what
-        the first stage keeps for its backward passes."""
+        the first stage keeps for its backward passes, or the last one for weight gradients."""
         if not is_own_engine(self._work, layout, self._machine):
             return self.need(layout, micro_batches)
         alive = micro_batches_in_flight(layout.schedule, layout.pp, layout.vpp, micro_batches, 0)
-        of_block = alive * self._engine.kept(layout)
+        counts = self._work.stage_layers(layout)
+        found = sum(self._states(layout, 0)) + counts[0] * alive * self._engine.kept(layout) * _SURE_SLACK
         if layout.schedule == "zero-bubble" and layout.pp > 1:
-            of_block += self._engine.put_off(layout) - self._engine.kept(layout)
-        kept = self._work.stage_layers(layout)[0] * of_block
-        return sum(self._states(layout, 0)) + (1.0 + SLACK) * _SURE * kept + self._machine.context
+            # The last stage puts off the weight gradients of as many micro-batches as there are stages.
+            waiting = counts[-1] * min(micro_batches, layout.pp) * self._engine.put_off(layout)
+            found = max(found, sum(self._states(layout, layout.pp - 1)) + waiting * _SURE_SLACK)
+        return found + self._machine.context
 
     def most(self, layout: Layout, micro_batches: int) -> float:
         """Bytes, quickly found, that no rank needs more than; infinite where only the exact sum tells."""
