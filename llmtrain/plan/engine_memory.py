@@ -34,32 +34,16 @@ class EngineMemory:
 
     def __init__(self, work: Workload, machine: Machine) -> None:
         self._work = work
-        self._bucket = int(work.bucket or default_bucket_bytes(on_cpu=machine.is_cpu))
+        self.bucket = int(work.bucket or default_bucket_bytes(on_cpu=machine.is_cpu))
         self._blocks: dict[tuple[object, ...], _Block] = {}
 
     def stage(self, layout: Layout, stage: int, micro_batches: int) -> tuple[float, float]:
         """Bytes held and working on a rank of one stage."""
-        return _Rank(self._work, layout, stage, self._bucket, self._block(layout)).fullest(micro_batches)
+        return _Rank(self._work, layout, stage, self.bucket, self._block(layout)).fullest(micro_batches)
 
-    def kept(self, layout: Layout) -> float:
-        """Bytes that a block keeps of a micro-batch for its backward pass."""
-        return self._block(layout).sizes.kept()
-
-    def put_off(self, layout: Layout) -> float:
-        """Bytes that wait for the weight gradients of a block in one micro-batch."""
-        return self._block(layout).sizes.put_off
-
-    def passing(self, layout: Layout, alive: float) -> float:
-        """Generously, the bytes of all that comes and goes beside what blocks keep."""
-        sizes, tokens = self._block(layout).sizes, layout.micro_batch * self._work.sequence
-        rows = vocabulary_rows(self._work.model.vocab, layout.tp, 0)[1]
-        element, vocabulary = self._work.activation_bytes, rows * self._work.shape.hidden
-        found = 3 * sizes.kept("none") + 6 * sizes.whole + (alive + 6) * element * rows * tokens
-        found += (alive + 2) * (2 * sizes.own + 10 * tokens + sizes.bias) + 8 * vocabulary
-        matrices = sizes.down + sizes.into + sizes.out + sizes.qkv
-        if layout.zero >= 2 and layout.dp > 1:
-            found += 2 * BUCKETS_AT_ONCE * max(self._bucket, 4 * vocabulary, 2 * matrices) + 3 * matrices
-        return found + matrices
+    def sizes(self, layout: Layout) -> BlockBytes:
+        """Of one block."""
+        return self._block(layout).sizes
 
     def _block(self, layout: Layout) -> _Block:
         puts_off = layout.schedule == "zero-bubble" and layout.pp > 1

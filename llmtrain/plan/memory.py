@@ -16,6 +16,7 @@ from llmtrain.plan.bookkeeping import BOOKKEEPING
 from llmtrain.plan.collectives import shards
 from llmtrain.plan.engine_memory import EngineMemory, is_own_engine
 from llmtrain.plan.machine import Machine
+from llmtrain.plan.memory_bounds import at_least, at_most
 from llmtrain.plan.model_size import final_norm_parameters, position_parameters
 from llmtrain.plan.plan import MemoryBytes
 from llmtrain.plan.schedules import micro_batches_in_flight, waiting_buffers
@@ -23,9 +24,6 @@ from llmtrain.plan.workload import Workload
 
 SLACK = 0.08
 """Share of activations and working buffers lost to the allocator's fragmentation."""
-_SURE = 0.98
-"""Share of what is kept in flight that is there at the fullest moment in any schedule."""
-_SURE_SLACK = (1.0 + SLACK) * _SURE
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,32 +123,28 @@ class MemoryModel:
         return most + self._machine.context
 
     def least(self, layout: Layout, micro_batches: int) -> float:
-        """Bytes, quickly found, that the fullest rank needs at least: of this engine, states and most of what
-        the first stage keeps for its backward passes, or the last one for weight gradients."""
+        """Bytes, quickly found, that the fullest rank needs at least."""
         if not is_own_engine(self._work, layout, self._machine):
             return self.need(layout, micro_batches)
-        alive = micro_batches_in_flight(layout.schedule, layout.pp, layout.vpp, micro_batches, 0)
-        counts = self._work.stage_layers(layout)
-        found = sum(self._states(layout, 0)) + counts[0] * alive * self._engine.kept(layout) * _SURE_SLACK
-        if layout.schedule == "zero-bubble" and layout.pp > 1:
-            # The last stage puts off the weight gradients of as many micro-batches as there are stages.
-            waiting = counts[-1] * min(micro_batches, layout.pp) * self._engine.put_off(layout)
-            found = max(found, sum(self._states(layout, layout.pp - 1)) + waiting * _SURE_SLACK)
-        return found + self._machine.context
+        sizes = self._engine.sizes(layout)
+        return self._machine.context + max(
+            sum(self._states(layout, stage))
+            + (1.0 + SLACK) * at_least(self._work, layout, sizes, micro_batches, stage)
+            for stage in ((0, layout.pp - 1) if sizes.puts_off else (0,))
+        )
 
     def most(self, layout: Layout, micro_batches: int) -> float:
         """Bytes, quickly found, that no rank needs more than; infinite where only the exact sum tells."""
         if not is_own_engine(self._work, layout, self._machine):
             return inf
-        alive = micro_batches_in_flight(layout.schedule, layout.pp, layout.vpp, micro_batches, 0)
-        kept = alive * max(self._work.stage_layers(layout)) * self._engine.kept(layout)
-        passing = self._engine.passing(layout, alive)
-        if layout.schedule == "zero-bubble":
-            passing += alive * max(self._work.stage_layers(layout)) * self._engine.put_off(layout)
-            if layout.zero >= 2:
-                passing += 8.0 * max(self._stage_weights(layout, stage).total for stage in (0, layout.pp - 1))
+        sizes = self._engine.sizes(layout)
+        beside = at_most(self._work, layout, sizes, micro_batches, self._engine.bucket)
+        if sizes.puts_off and layout.zero >= 2:
+            beside += 8.0 * max(
+                self._stage_weights(layout, stage).total for stage in self._candidates(layout)
+            )
         states = max(sum(self._states(layout, stage)) for stage in self._candidates(layout))
-        return states + (1.0 + SLACK) * (kept / _SURE + passing) + self._machine.context
+        return states + (1.0 + SLACK) * beside + self._machine.context
 
     def fullest(self, layout: Layout, micro_batches: int) -> StageMemory:
         """The stage whose ranks need most."""

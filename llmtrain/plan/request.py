@@ -15,8 +15,9 @@ from llmtrain.plan.engine_features import EngineFeatures
 from llmtrain.plan.evaluate import Evaluator
 from llmtrain.plan.machine import Machine
 from llmtrain.plan.plan import Candidate, Proposal
+from llmtrain.plan.points import TIE
 from llmtrain.plan.schedules import bubble_ratio
-from llmtrain.plan.search import TIE, Search
+from llmtrain.plan.search import Search
 from llmtrain.plan.workload import make_workload
 from llmtrain.units import percent
 

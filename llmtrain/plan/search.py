@@ -24,12 +24,9 @@ from llmtrain.plan.constraints import (
 from llmtrain.plan.engine_features import EngineFeatures
 from llmtrain.plan.evaluate import Evaluator
 from llmtrain.plan.plan import Candidate
+from llmtrain.plan.points import Point, choose, pareto
 from llmtrain.plan.space import Knobs, Space
 
-TIE = 0.02
-"""Plans whose steps differ by less than this share are equal: two similar plans are compared better than
-one is known.
-"""
 _SHAPES = 48
 Axes = tuple[int, int, int, int]
 """Degrees of tp, cp, ep and pp."""
@@ -64,17 +61,6 @@ class Refused:
     def total(self) -> int:
         """All refusals."""
         return sum(self.counts.values())
-
-
-@dataclass(frozen=True, slots=True)
-class Point:
-    """One fitting layout: what it costs."""
-
-    seconds: float
-    layout: Layout
-    micro_batches: int
-    least: float
-    """Bytes that its fullest rank needs at least."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,12 +180,11 @@ class Search:
             if rule:
                 refused.count(rule, lambda: self._uneven(layout, rule))  # noqa: B023 (called at once)
                 continue
-            least = model.least(layout, micro_batches)
-            if least > limit and (points or least > refused.nearest_need):
-                refused.count("memory", lambda: too_big(model.need(layout, micro_batches), limit))  # noqa: B023
-                continue
-            fits = model.most(layout, micro_batches) <= limit
-            need = least if fits else model.need(layout, micro_batches)
+            need = model.least(layout, micro_batches)
+            # A layout that is surely too big matters only as an example, or as the nearest miss.
+            matters = "memory" not in refused.counts or (not points and need < refused.nearest_need)
+            if matters or need <= limit < model.most(layout, micro_batches):
+                need = model.need(layout, micro_batches)
             if need <= limit:
                 points.append(Point(evaluator.seconds(layout, micro_batches), layout, micro_batches, need))
                 continue
@@ -253,36 +238,6 @@ class Search:
         plain = [point for point in points if point.layout.vpp == 1]
         shapes = tuple(dict.fromkeys(point.layout for point in points[:_SHAPES] + plain[:_SHAPES]))
         return Found(candidates, front, refused, looked, len(points), shapes)
-
-
-def choose(points: Sequence[Point], memory: Callable[[Point], float]) -> Point | None:
-    """The simplest of the layouts within the model's error of the fastest (points sorted by time)."""
-    if not points:
-        return None
-    limit = points[0].seconds * (1.0 + TIE)
-    ties = [point for point in points if point.seconds <= limit]
-    simplest = min(complexity(point.layout) for point in ties)
-    ties = [point for point in ties if complexity(point.layout) == simplest]
-    return min(ties, key=lambda point: (memory(point), point.seconds))
-
-
-def pareto(points: Sequence[Point], memory: Callable[[Point], float]) -> list[Point]:
-    """Points that no other beats in both time and memory; points sorted by time."""
-    front: list[Point] = []
-    least = float("inf")
-    for point in points:
-        if point.least < 0.99 * least and (need := memory(point)) < 0.99 * least:
-            front.append(point)
-            least = need
-    return front
-
-
-def complexity(layout: Layout) -> int:
-    """Parts of a layout that can go wrong: axes in use, and settings beyond the plainest."""
-    axes = sum(degree > 1 for degree in (layout.tp, layout.pp, layout.cp, layout.ep))
-    settings = (layout.vpp > 1) + (layout.zero > 1) + layout.sequence_parallel
-    settings += {"none": 0, "selective": 1, "full": 2}[layout.recompute]
-    return axes + settings + (layout.schedule == "zero-bubble")
 
 
 def _layout(axes: Axes, dp: int, micro: int, knobs: Knobs) -> Layout:

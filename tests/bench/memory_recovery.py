@@ -15,7 +15,6 @@ from __future__ import annotations
 import argparse
 import os
 import shutil
-import signal
 import statistics
 import sys
 import tempfile
@@ -26,7 +25,7 @@ from llmtrain.run.checkpoints import list_checkpoints
 from llmtrain.run.job_file import read_attempt_file
 from llmtrain.run.layout import RunDir
 from llmtrain.run.snapshots import drop, snapshots_of
-from tests.bench.recovery import kill_a_rank, wait_until_imported
+from tests.bench.recovery import end, kill_a_rank, wait_until_imported
 from tests.support import launches
 from tests.support import stand_in_runs as runs
 
@@ -113,10 +112,7 @@ def one_trial(run: RunDir, mode: str, settings: tuple[str, ...], is_warm: bool) 
             forget(run)
         return measured(run, kill_a_rank(run, RANKS))
     finally:
-        command.send_signal(signal.SIGINT)
-        launches.start(run.path.parent, "stop", str(run.path), "--now", home=run.path.parent).wait(60)
-        command.wait(60)
-        runs.clean_up(run)
+        end(run, command)
         for number in run.attempt_numbers():
             for node in read_attempt_file(run.attempt(number).attempt_json).nodes:
                 drop(snapshots_of(run.path, node))

@@ -98,10 +98,15 @@ def one_trial(path: Path, mode: str, ranks: int, hidden: int) -> dict[str, float
         row["down"] = runs.events(run, "attempt_ended")[0].time - killed_at
         return row
     finally:
-        command.send_signal(signal.SIGINT)
-        launches.start(path.parent, "stop", str(run.path), "--now", home=path.parent).wait(60)
-        command.wait(60)
-        runs.clean_up(run)
+        end(run, command)
+
+
+def end(run: RunDir, command: subprocess.Popen[str]) -> None:
+    """End a run that goes on, and all that belongs to it."""
+    command.send_signal(signal.SIGINT)
+    launches.start(run.path.parent, "stop", str(run.path), "--now", home=run.path.parent).wait(60)
+    command.wait(60)
+    runs.clean_up(run)
 
 
 def torchrun_trial(run: RunDir, overrides: tuple[str, ...], ranks: int) -> dict[str, float]:

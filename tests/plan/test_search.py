@@ -18,7 +18,8 @@ from llmtrain.plan.constraints import refusals
 from llmtrain.plan.engine_features import ANY_ENGINE, OWN_ENGINE, EngineFeatures
 from llmtrain.plan.evaluate import Evaluator
 from llmtrain.plan.make import make_plan
-from llmtrain.plan.search import TIE, Search
+from llmtrain.plan.points import TIE
+from llmtrain.plan.search import Search
 from tests.support.plans import MEGATRON, a100, gpt, local, parts, recipe, spec
 
 PLAIN = EngineFeatures()

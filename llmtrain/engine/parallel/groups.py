@@ -292,8 +292,7 @@ def build_groups(
         ends=group("ends", ends),
         levels=tuple(map(group, LEVELS, levels)) if levels else (replicas,),
     )
-    # torch names a group after its ranks and the number of groups its rank has: keep that number equal
-    # everywhere.
+    # torch names a group after its ranks and how many groups its rank has: keep that equal everywhere.
     for _ in range((not is_end) + (2 if some_have_levels and not levels else 0)):
         dist.new_group([rank], use_local_synchronization=True)
     if some_span_nodes(dims, ranks_per_node) and dist.get_backend() == "gloo":
