@@ -21,13 +21,13 @@ from llmtrain.backends.preflight import (
     address_of,
     gpus_promised,
 )
+from llmtrain.backends.ssh_hosts import named_hosts
 from llmtrain.backends.survey import REPORT_SECONDS, SOCKET_VARIABLES, Survey, ask, judged, nonce_file
 from llmtrain.backends.switches import profile_switches, with_switches
 from llmtrain.config.cluster import ClusterProfile
-from llmtrain.config.hosts import Host, expand_hosts, read_hostfile
 from llmtrain.config.job import JobSpec
 from llmtrain.config.ssh import SshConfig
-from llmtrain.errors import ConfigError, Problem
+from llmtrain.errors import Problem
 from llmtrain.run.job_file import JobFile
 from llmtrain.run.layout import RunDir
 from llmtrain.transport.base import Transport, TransportError
@@ -48,7 +48,7 @@ class SshBackend:
     def __init__(self, cluster: ClusterProfile) -> None:
         self._cluster = cluster
         self._ssh = cluster.backend.ssh or SshConfig()
-        self._hosts = {host.name: host for host in _hosts(cluster)[: cluster.nodes]}
+        self._hosts = {host.name: host for host in named_hosts(cluster)[: cluster.nodes]}
         self._config = OpenSshConfig(self._ssh)
         self._warm: dict[str, SshTransport] = {}
         """Connections that looking at the nodes has left open; handed out once."""
@@ -225,30 +225,6 @@ class SshBackend:
     def _cool_down(self) -> None:
         while self._warm:
             self._warm.popitem()[1].close()
-
-
-def _hosts(cluster: ClusterProfile) -> list[Host]:
-    """Hosts of the profile or of its hostfile. Raises ConfigError."""
-    ssh = cluster.backend.ssh or SshConfig()
-    if not ssh.hostfile:
-        hosts, problems = expand_hosts(ssh.hosts, "backend.ssh.hosts")
-    else:
-        try:
-            text = Path(ssh.hostfile).expanduser().read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            message = f"the hostfile cannot be read: {getattr(error, 'strerror', None) or error}"
-            raise ConfigError([Problem(ssh.hostfile, message, "backend.ssh.hostfile names it")]) from error
-        hosts, problems = read_hostfile(text, ssh.hostfile)
-    if not problems and len(hosts) < cluster.nodes:
-        message = f"nodes = {cluster.nodes}, but {len(hosts)} are named"
-        problems = [Problem(ssh.hostfile or "backend.ssh.hosts", message, f"set nodes to {len(hosts)}")]
-    for host in hosts:
-        if host.slots is not None and host.slots != cluster.gpus_per_node:
-            message = f"`{host.name}` has slots={host.slots}, but gpus_per_node is {cluster.gpus_per_node}"
-            problems.append(Problem(host.where, message, "all nodes run the same number of ranks"))
-    if problems:
-        raise ConfigError(problems)
-    return hosts
 
 
 def _summary(fit: int, needed: int, named: int, fewest: int | None) -> list[Problem]:

@@ -41,7 +41,7 @@ def _list(reference: RunName, runs: Runs = RUNS, as_json: Json = False) -> None:
     Also faults that show without reading the shards. "complete" means that all files are there and have their
     sizes; `verify` reads every byte.
     """
-    from llmtrain.run.checkpoints import list_checkpoints, read_pointer, verify
+    from llmtrain.run.checkpoints import list_checkpoints, lost_pointer, read_pointer, verify
 
     root = _root(reference, runs)
     found = [(checkpoint, verify(checkpoint.path, checksums=False)) for checkpoint in list_checkpoints(root)]
@@ -52,6 +52,7 @@ def _list(reference: RunName, runs: Runs = RUNS, as_json: Json = False) -> None:
         ]
         console.emit_json({"path": str(root), "latest": read_pointer(root), "checkpoints": documents})
         return
+    console.say_problems(lost_pointer(root, [checkpoint for checkpoint, _ in found]), word="warning")
     if not found:
         console.say(f"there is no checkpoint in {root}")
         return
@@ -111,11 +112,14 @@ def _verify(
 
     Everything is compared with the manifest. Exit code 1 when one is damaged.
     """
-    from llmtrain.run.checkpoints import list_checkpoints, resolve_step, verify
+    from llmtrain.run.checkpoints import list_checkpoints, lost_pointer, resolve_step, verify
 
     run = _run(reference, runs)
     root = run.checkpoints
     chosen = [resolve_step(root, step)] if step is not None else list_checkpoints(root)
+    lost = lost_pointer(root, chosen) if step is None else []
+    if not as_json:
+        console.say_problems(lost, word="problem")
     if not chosen:
         resolve_step(root, None)
     found: list[tuple[Checkpoint, list[Problem]]] = []
@@ -135,8 +139,10 @@ def _verify(
             for checkpoint, problems in found
         ]
         whole = [checkpoint.name for checkpoint, problems in found if not problems]
-        console.emit_json({"checkpoints": documents, "newest_whole": whole[0] if whole else None})
-    if any(problems for _, problems in found):
+        newest = whole[0] if whole else None
+        of_latest = console.problem_documents(lost)
+        console.emit_json({"checkpoints": documents, "newest_whole": newest, "problems": of_latest})
+    if lost or any(problems for _, problems in found):
         raise typer.Exit(ExitStatus.FAILED)
 
 

@@ -81,6 +81,10 @@ def _launch_run(
     from llmtrain.supervise.create import create_run, plan_as_files, run_dir_for
 
     spec = resolve(recipe, cluster, overrides)
+    if spec.cluster.backend.kind == "ssh":
+        from llmtrain.backends.ssh_hosts import named_hosts
+
+        named_hosts(spec.cluster)  # a bad hostfile is found by --dry-run too
     plan = make_plan(spec)
     check_supported(spec.recipe, plan.plans[0].layout)
     there = _login_folder(spec.cluster)

@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 from llmtrain.backends.base import Backend, Node
 from llmtrain.errors import CheckpointError
-from llmtrain.run.checkpoints import list_checkpoints
+from llmtrain.run.checkpoints import last_committed
 from llmtrain.run.job_file import JobFile
 from llmtrain.run.layout import RunDir
 from llmtrain.run.snapshots import Held, newest_complete
@@ -62,9 +62,10 @@ class NodeMemory:
 
     def _newest_on_disk(self) -> int:
         try:
-            return max((found.step for found in list_checkpoints(self._run.checkpoints)), default=0)
+            last = last_committed(self._run.checkpoints)
         except CheckpointError:
             return 0
+        return last.step if last else 0
 
     def _complete(
         self, name: str, used: Sequence[Node], idle: Sequence[Node], held: Mapping[str, Sequence[Held]]

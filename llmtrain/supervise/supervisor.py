@@ -13,7 +13,7 @@ from llmtrain.errors import ExitStatus, LlmtrainError
 from llmtrain.events.schema import AttemptEnded, AttemptStarted, Decided, Notice, RunEnded
 from llmtrain.events.writer import EventWriter
 from llmtrain.plan.placement import rank_order
-from llmtrain.run.checkpoints import ever_committed, list_checkpoints
+from llmtrain.run.checkpoints import ever_committed, last_committed
 from llmtrain.run.job_file import AttemptFile, JobFile, write_attempt_file
 from llmtrain.run.layout import RunDir
 from llmtrain.run.lease import Lease
@@ -263,9 +263,9 @@ class Supervisor:
     def _end(self, decision: Decision, writer: EventWriter) -> ExitStatus:
         message = decision.reason
         if decision.action == "stop" or decision.short_of_nodes:
-            # On disk may be one whose event died with the node of rank 0.
-            on_disk = [checkpoint.step for checkpoint in list_checkpoints(self._run_dir.checkpoints)]
-            step = max([*on_disk, self._record.committed_step])
+            # On disk may be one whose event died with rank 0; or none, where disks are not shared.
+            last = last_committed(self._run_dir.checkpoints)
+            step = last.step if last else self._record.committed_step
             where = f"newest checkpoint: step {step}" if step else "there is no checkpoint yet"
             message = f"{decision.reason}; {where}; {self._how_to_go_on(decision)}"
         ended = replace(

@@ -87,6 +87,20 @@ def test_verify_names_every_damage_and_exits_1(damaged_run, capsys):
     assert run(["checkpoint", "verify", "run-1", "10"]) == 0
 
 
+@pytest.mark.parametrize(("is_link", "state"), [(False, "is missing"), (True, "is a symbolic link")])
+def test_the_checkpoint_committed_last_is_gone(whole_run, capsys, is_link, state):
+    newest, elsewhere = whole_run / "checkpoints" / "step-00000030", whole_run / "elsewhere"
+    newest.rename(elsewhere)
+    if is_link:
+        newest.symlink_to(elsewhere)
+    assert run(["checkpoint", "list", "run-1"]) == 0
+    assert state in capsys.readouterr().err
+    assert run(["checkpoint", "verify", "run-1"]) == 1
+    assert state in capsys.readouterr().err
+    [problem] = document(capsys, "checkpoint", "verify", "run-1", code=1)["problems"]
+    assert problem["where"].endswith("step-00000030")
+
+
 def test_verify_notices_a_checkpoint_of_another_run(damaged_run, capsys):
     (damaged_run / "job.json").write_text('{"run_id": "run-2"}')
     assert run(["checkpoint", "verify", "run-1", "10"]) == 1

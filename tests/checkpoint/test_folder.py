@@ -16,6 +16,7 @@ from llmtrain.run.checkpoints import (
     commit_save,
     ever_committed,
     kept_for_ever,
+    last_committed,
     list_checkpoints,
     newest_valid,
     prune,
@@ -45,6 +46,16 @@ def test_newest_first_and_only_committed_ones(make_checkpoint, tmp_path):
     with pytest.raises(CheckpointError) as raised:
         resolve_step(root, 11)
     assert raised.value.problems[0].hint == "steps saved: 100, 10, 5"
+
+
+def test_after_falling_back_the_last_commit_is_not_the_highest_step(make_checkpoint, tmp_path):
+    root = tmp_path / "checkpoints"
+    assert last_committed(root) is None
+    for step in (73, 64):
+        make_checkpoint(step)
+    assert last_committed(root).step == 64
+    (root / "latest").unlink()
+    assert last_committed(root).step == 73
 
 
 def test_what_a_manifest_says(make_checkpoint):

@@ -217,7 +217,7 @@ def test_a_linked_checkpoint_folder_is_not_followed(make_checkpoint, tmp_path):
     assert "symbolic link" in verify(real.path)[0].message
     with pytest.raises(CheckpointError) as raised:
         newest_valid(tmp_path / "checkpoints")
-    assert "`latest` names it) but is missing" in raised.value.text()
+    assert "`latest` names it) but is a symbolic link" in raised.value.text()
 
 
 def test_never_silently_fresh(make_checkpoint, tmp_path):

@@ -13,6 +13,7 @@ import pytest
 
 from llmtrain import __version__
 from llmtrain.backends.ssh import SshBackend
+from llmtrain.cli.main import run as run_cli
 from llmtrain.config.job import resolve
 from llmtrain.errors import ConfigError, LlmtrainError
 from llmtrain.run.layout import RunDir
@@ -240,6 +241,7 @@ def test_wrong_hostfiles(home, tmp_path, text, message) -> None:
     with pytest.raises(ConfigError) as caught:
         SshBackend(spec.cluster)
     assert caught.value.problems[0].text() == message.format(file=file)
+    assert run_cli(["launch", "tiny", "--cluster", str(profile), "--dry-run"]) == 2
 
 
 def test_hostfile(bed_home, ssh_bed, tmp_path) -> None:

@@ -5,7 +5,9 @@ from llmtrain.run.checkpoints.commit import begin_save, clean_leftovers, commit_
 from llmtrain.run.checkpoints.folder import (
     Checkpoint,
     ever_committed,
+    last_committed,
     list_checkpoints,
+    lost_pointer,
     read_pointer,
     resolve_step,
 )
@@ -36,7 +38,9 @@ __all__ = [
     "commit_save",
     "ever_committed",
     "kept_for_ever",
+    "last_committed",
     "list_checkpoints",
+    "lost_pointer",
     "newest_valid",
     "outdated",
     "prune",

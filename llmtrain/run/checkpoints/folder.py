@@ -12,10 +12,11 @@ import errno
 import os
 import re
 import stat
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from llmtrain.errors import CheckpointError
+from llmtrain.errors import CheckpointError, Problem
 
 POINTER = "latest"
 LEFTOVER = ".tmp"
@@ -91,6 +92,23 @@ def read_pointer(root: Path) -> str | None:
     except (OSError, UnicodeDecodeError):
         return None
     return name if parse_name(name) else None
+
+
+def last_committed(root: Path) -> Checkpoint | None:
+    """The checkpoint that was committed last, by the pointer; without one that leads anywhere, the one of the
+    highest step. A run that fell back leaves damaged ones of higher steps behind. Raises CheckpointError."""
+    checkpoints, name = list_checkpoints(root), read_pointer(root)
+    named = [checkpoint for checkpoint in checkpoints if checkpoint.name == name]
+    return next(iter(named or checkpoints), None)
+
+
+def lost_pointer(root: Path, checkpoints: Sequence[Checkpoint]) -> list[Problem]:
+    """What is wrong with the checkpoint that the pointer names, when it is none of those that there are."""
+    name = read_pointer(root)
+    if not name or name in {checkpoint.name for checkpoint in checkpoints}:
+        return []
+    state = "is a symbolic link, which is never followed" if (root / name).is_symlink() else "is missing"
+    return [Problem(str(root / name), f"was committed last (`{POINTER}` names it) but {state}")]
 
 
 def ever_committed(root: Path) -> bool:

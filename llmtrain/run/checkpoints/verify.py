@@ -17,8 +17,8 @@ from llmtrain.run.checkpoints.folder import (
     Checkpoint,
     ever_committed,
     list_checkpoints,
+    lost_pointer,
     open_regular,
-    read_pointer,
 )
 from llmtrain.run.checkpoints.manifest import Manifest, ShardEntry
 from llmtrain.run.checkpoints.parse import may_pass, read_manifest
@@ -68,11 +68,8 @@ def newest_valid(
     checkpoint only when the run has never committed one. Raises CheckpointError, naming every fault, when it
     has but none is left whole: a run must not silently begin again.
     """
-    skipped: list[Problem] = []
     checkpoints = list_checkpoints(root)
-    pointer = read_pointer(root)
-    if pointer and pointer not in {checkpoint.name for checkpoint in checkpoints}:
-        skipped.append(Problem(str(root / pointer), "was committed last (`latest` names it) but is missing"))
+    skipped = lost_pointer(root, checkpoints)
     for checkpoint in checkpoints:
         if checkpoint.name in rejected:
             skipped.extend(rejected[checkpoint.name])

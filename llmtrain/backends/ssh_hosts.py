@@ -1,0 +1,34 @@
+"""The hosts that a profile names, in it or in a hostfile."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from llmtrain.config.cluster import ClusterProfile
+from llmtrain.config.hosts import Host, expand_hosts, read_hostfile
+from llmtrain.config.ssh import SshConfig
+from llmtrain.errors import ConfigError, Problem
+
+
+def named_hosts(cluster: ClusterProfile) -> list[Host]:
+    """Hosts of the profile or of its hostfile. Raises ConfigError."""
+    ssh = cluster.backend.ssh or SshConfig()
+    if not ssh.hostfile:
+        hosts, problems = expand_hosts(ssh.hosts, "backend.ssh.hosts")
+    else:
+        try:
+            text = Path(ssh.hostfile).expanduser().read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            message = f"the hostfile cannot be read: {getattr(error, 'strerror', None) or error}"
+            raise ConfigError([Problem(ssh.hostfile, message, "backend.ssh.hostfile names it")]) from error
+        hosts, problems = read_hostfile(text, ssh.hostfile)
+    if not problems and len(hosts) < cluster.nodes:
+        message = f"nodes = {cluster.nodes}, but {len(hosts)} are named"
+        problems = [Problem(ssh.hostfile or "backend.ssh.hosts", message, f"set nodes to {len(hosts)}")]
+    for host in hosts:
+        if host.slots is not None and host.slots != cluster.gpus_per_node:
+            message = f"`{host.name}` has slots={host.slots}, but gpus_per_node is {cluster.gpus_per_node}"
+            problems.append(Problem(host.where, message, "all nodes run the same number of ranks"))
+    if problems:
+        raise ConfigError(problems)
+    return hosts
