@@ -7,6 +7,7 @@ memory outlive every process of the run, its agent too; they end with the run, o
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 import re
@@ -26,6 +27,7 @@ RANKS = "ranks"
 """Key of a snapshot's `extra`: how many shards there are over all nodes."""
 CREATED = "run_created"
 """Key of a snapshot's `extra`: when its run was created; one that had the folder before is another."""
+_TRIES = 100
 _NAME = re.compile(r"step-(\d{8,18})\.(\d{1,9})")
 
 
@@ -65,12 +67,17 @@ def snapshots_of(run: Path, node: str) -> Path:
 def make_private(folder: Path) -> None:
     """Make a run's folder of snapshots, closed to other users. Raises RunError when somebody else has made
     one in its place, OSError."""
-    top = folder.parents[1]
-    top.mkdir(mode=0o700, exist_ok=True)
-    found = top.lstat()
-    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
-        raise RunError("is not a folder of this user alone", where=str(top), hint="remove it")
-    folder.mkdir(parents=True, exist_ok=True)
+    for _ in range(_TRIES):
+        top = folder.parents[1]
+        with suppress(FileNotFoundError):  # A run that ends beside this one removes what it leaves empty.
+            top.mkdir(mode=0o700, exist_ok=True)
+            found = top.lstat()
+            if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
+                raise RunError("is not a folder of this user alone", where=str(top), hint="remove it")
+            folder.parent.mkdir(exist_ok=True)
+            folder.mkdir(exist_ok=True)
+            return
+    raise FileNotFoundError(errno.ENOENT, "vanishes again and again", str(folder))
 
 
 def held_here(folder: Path) -> list[Held]:
@@ -147,7 +154,7 @@ def drop(folder: Path, *, keep: str = "") -> None:
         for entry in folder.iterdir():
             if entry.name != keep:
                 _remove(entry)
-    for empty in (folder, folder.parent):
+    for empty in (folder, *folder.parents[:2]):
         with suppress(OSError):
             empty.rmdir()
 

@@ -11,8 +11,14 @@ import pytest
 import torch
 
 from llmtrain.engine.parallel.groups import Group, build_groups
-from llmtrain.engine.parallel.shared_memory import FOLDER, LARGEST_SLOT, open_shared_memory
+from llmtrain.engine.parallel.shared_memory import (
+    FOLDER,
+    LARGEST_SLOT,
+    PREFIX,
+    open_shared_memory,
+)
 from llmtrain.parallel_dims import ParallelDims
+from llmtrain.run.snapshots import drop, make_private, snapshots_of
 from tests.support.ranks import run_ranks
 
 pytestmark = pytest.mark.engine
@@ -70,7 +76,7 @@ def survive_a_death(rank: int, world_size: int) -> str:
 @pytest.mark.parametrize("world_size", [2, 3])
 def test_the_numbers_are_gloos(world_size: int, tmp_path: Path) -> None:
     assert run_ranks(same_as_gloo, world_size, tmp_path) == [True] * world_size
-    assert not list(FOLDER.glob("llmtrain-*"))
+    assert not list(FOLDER.glob(f"{PREFIX}*"))
 
 
 def test_many_under_way(tmp_path: Path) -> None:
@@ -96,16 +102,22 @@ def test_a_member_on_another_host_sends_all_to_gloo() -> None:
     assert open_shared_memory(1, 2, 64, lambda text: next(answers)) is None
 
 
-def test_what_a_killed_group_left_is_removed() -> None:
-    old, young = (FOLDER / f"llmtrain-left-by-test-{os.getpid()}-{age}" for age in ("old", "young"))
+def test_what_a_killed_group_left_is_removed(tmp_path: Path) -> None:
+    """And nothing else: a restart opens new groups long after the node's snapshots were taken."""
+    old, young = (FOLDER / f"{PREFIX}left-by-test-{os.getpid()}-{age}" for age in ("old", "young"))
+    snapshots = snapshots_of(tmp_path, "node")
+    make_private(snapshots)
     try:
-        for folder in (old, young):
+        for folder in (old, young, snapshots / "step-00000001.1"):
             folder.mkdir()
-        os.utime(old, (1, 1))
+        for folder in (old, snapshots, *snapshots.parents[:2]):
+            os.utime(folder, (1, 1))
         assert open_shared_memory(0, 1, 4096, lambda text: [text]) is not None
         assert not old.exists()
         assert young.exists()
+        assert list(snapshots.iterdir())
     finally:
+        drop(snapshots)
         for folder in (old, young):
             if folder.exists():
                 folder.rmdir()

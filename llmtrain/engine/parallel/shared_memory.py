@@ -30,7 +30,9 @@ MOST_MEMBERS = 16
 """Every member writes to every other one."""
 LARGEST_SLOT = 8 << 20
 """Bytes; containers often have 64 MB of shared memory in all."""
-PREFIX = "llmtrain-"
+PREFIX = "llmtrain-group-"
+"""Of this module's folders alone: a node's snapshots lie in `llmtrain-<uid>` beside them and must outlive
+every group."""
 STALE_SECONDS = 600.0
 """A folder exists only while the members of a group connect; an older one was left by a kill in between."""
 
