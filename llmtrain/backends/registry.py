@@ -11,7 +11,7 @@ from llmtrain.errors import ConfigError, Problem
 BACKENDS: dict[str, str] = {
     "local": "llmtrain.backends.local:LocalBackend",
     "ssh": "llmtrain.backends.ssh:SshBackend",
-    "slurm": "llmtrain.backends.slurm:SlurmBackend",
+    "slurm": "llmtrain.backends.slurm.backend:SlurmBackend",
 }
 """`backend.kind` of a profile -> module:class."""
 

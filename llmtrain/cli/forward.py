@@ -34,7 +34,7 @@ def forwarded(run: RunDir, reference: str) -> int | None:
         typed = shlex.join(["ssh", "-t", remote.login, remote.python, "-m", "llmtrain", *words])
         message = f"the run lives on {remote.login}, from where nothing is followed without end"
         raise UsageError(message, hint=f"`{typed}`")
-    from llmtrain.backends.slurm_login import forward
+    from llmtrain.backends.slurm.login import forward
 
     if "resume" in words[:1] and "--detach" not in words:
         words.append("--detach")

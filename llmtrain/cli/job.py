@@ -50,7 +50,7 @@ def is_there(status: JobStatus) -> bool:
 
 def is_leaving(status: JobStatus) -> bool:
     """Whether a job has ended and its nodes are being cleaned; where it goes then is not known yet."""
-    from llmtrain.backends.slurm_states import LEAVING
+    from llmtrain.backends.slurm.states import LEAVING
 
     return status.raw == LEAVING
 
@@ -77,7 +77,7 @@ def end_job(run: RunDir, backend: Backend, handle: JobHandle, seconds: float) ->
 def see_job_off(run: RunDir, backend: Backend, handle: JobHandle, seconds: float) -> None:
     """After a stop, wait until the supervisor's job has left, and take it out of the queue if somebody has
     queued it again meanwhile. Raises RunError when that takes longer than `seconds`."""
-    from llmtrain.backends.slurm_refusals import SlurmUnreachableError
+    from llmtrain.backends.slurm.refusals import SlurmUnreachableError
 
     try:
         end_job(run, backend, handle, seconds)
@@ -87,7 +87,7 @@ def see_job_off(run: RunDir, backend: Backend, handle: JobHandle, seconds: float
 
 def refuse_suspended(run: RunDir, handle: JobHandle, status: JobStatus) -> None:
     """Raise RunError for a job that cannot hear of a stop."""
-    from llmtrain.backends.slurm_states import SUSPENDED
+    from llmtrain.backends.slurm.states import SUSPENDED
 
     if status.raw == SUSPENDED:
         job = handle.id.replace(",", " ")

@@ -76,8 +76,8 @@ def _launch_run(
 ) -> int:
     """Write a run's directory and start it, or show what would be written."""
     from llmtrain.config.job import resolve
+    from llmtrain.plan.layouts.supported import check_supported
     from llmtrain.plan.make import make_plan
-    from llmtrain.plan.supported import check_supported
     from llmtrain.supervise.create import create_run, plan_as_files, run_dir_for
 
     spec = resolve(recipe, cluster, overrides)
@@ -131,7 +131,7 @@ def _start(run: RunDir, job: JobFile, backend: Backend, *, detach: bool, as_json
 
 def _note_where(run: RunDir, cluster: ClusterProfile) -> None:
     """Write down where a run lives that does not live here. Raises RunError."""
-    from llmtrain.backends.slurm_login import remote_of
+    from llmtrain.backends.slurm.login import remote_of
     from llmtrain.errors import RunError
     from llmtrain.run.remote import write_remote
 
@@ -145,7 +145,7 @@ def _login_folder(cluster: ClusterProfile) -> Callable[[ClusterProfile, RunDir],
     """What tells the folder of a run on the login node, for a profile that has one somewhere else."""
     if cluster.backend.slurm is None or not cluster.backend.slurm.login:
         return None
-    from llmtrain.backends.slurm_login import folder_there, is_elsewhere
+    from llmtrain.backends.slurm.login import folder_there, is_elsewhere
 
     return folder_there if is_elsewhere(cluster) else None
 

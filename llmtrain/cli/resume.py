@@ -58,7 +58,7 @@ def _resume(
     from llmtrain.run.lease import refuse_if_supervised
     from llmtrain.run.record import read_record
     from llmtrain.supervise.create import rewrite_scripts
-    from llmtrain.supervise.membership import fewest_nodes
+    from llmtrain.supervise.nodes.membership import fewest_nodes
 
     found = RunDir(find_run(run, runs).path.absolute())
     if (code := forwarded(found, run)) is not None:
@@ -87,7 +87,7 @@ def _allowance(run: RunDir, job: JobFile, nodes: int | None) -> Allowance | None
         from llmtrain.run.ladder_file import read_allowance
 
         return read_allowance(run)
-    from llmtrain.supervise.allowance import allow_fewer
+    from llmtrain.supervise.decision.allowance import allow_fewer
 
     return allow_fewer(run, job, nodes)
 

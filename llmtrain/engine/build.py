@@ -22,8 +22,8 @@ from llmtrain.engine.parallel.buckets import Buckets
 from llmtrain.engine.parallel.collectives import WeightGradients
 from llmtrain.engine.parallel.groups import Groups, build_groups
 from llmtrain.engine.parallel.pipeline import Passes, PipelinePass, SinglePass, build_stages
+from llmtrain.plan.layouts.supported import check_supported
 from llmtrain.plan.micro_batch import choices
-from llmtrain.plan.supported import check_supported
 
 COMPUTE_TYPES: dict[str, torch.dtype] = {
     "fp32": torch.float32,

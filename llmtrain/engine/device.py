@@ -19,7 +19,7 @@ import torch.utils.deterministic
 from torch import nn
 
 from llmtrain.errors import ConfigError, Problem
-from llmtrain.plan.bucket_packing import default_bucket_bytes
+from llmtrain.plan.memory.bucket_packing import default_bucket_bytes
 
 COLLECTIVE_TIMEOUT = timedelta(minutes=10)
 """A last resort against a peer that hangs; the supervisor's heartbeats notice much earlier."""

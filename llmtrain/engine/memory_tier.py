@@ -9,7 +9,7 @@ from llmtrain.engine.checkpoint.exchange import beside
 from llmtrain.engine.checkpoint.memory import MemorySnapshots, NodeMemory
 from llmtrain.engine.checkpoint.pieces import Piece, Ranks
 from llmtrain.engine.checkpoint.recall import Place, Recall
-from llmtrain.plan.replicas import choose_replicas
+from llmtrain.plan.memory.replicas import choose_replicas
 from llmtrain.run.checkpoints import Manifest
 from llmtrain.run.job_file import AttemptFile
 from llmtrain.run.layout import RunDir

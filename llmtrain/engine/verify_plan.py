@@ -33,9 +33,9 @@ from llmtrain.engine.model.stage import ModelStage
 from llmtrain.engine.parallel.groups import DONE, Group, Groups, Pending
 from llmtrain.engine.parallel.pipeline import build_stages
 from llmtrain.parallel_dims import ParallelDims
-from llmtrain.plan.bucket_packing import default_bucket_bytes
-from llmtrain.plan.schedules import waiting_buffers
-from llmtrain.plan.timeline import Pass, fullest_passes
+from llmtrain.plan.memory.bucket_packing import default_bucket_bytes
+from llmtrain.plan.timing.schedules import waiting_buffers
+from llmtrain.plan.timing.timeline import Pass, fullest_passes
 
 META = torch.device("meta")
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 
 from llmtrain.config.layout import Layout
-from llmtrain.plan.layer_time import BlockTimer
 from llmtrain.plan.machine import Machine
-from llmtrain.plan.memory import MemoryModel, StageMemory
+from llmtrain.plan.memory.model import MemoryModel, StageMemory
 from llmtrain.plan.plan import Breakdown, Candidate, MemoryBytes, Prediction
-from llmtrain.plan.schedules import bubble_ratio
-from llmtrain.plan.step_time import step_time
-from llmtrain.plan.wire_bytes import wire_bytes
+from llmtrain.plan.timing.layer_time import BlockTimer
+from llmtrain.plan.timing.schedules import bubble_ratio
+from llmtrain.plan.timing.step_time import step_time
+from llmtrain.plan.timing.wire_bytes import wire_bytes
 from llmtrain.plan.workload import Workload
 from llmtrain.units import DAY
 

@@ -8,8 +8,8 @@ from math import ceil
 
 from llmtrain.config.recipe import Recipe
 from llmtrain.plan.evaluate import Evaluator
+from llmtrain.plan.layouts.search import Found, Search
 from llmtrain.plan.plan import Candidate, Rung
-from llmtrain.plan.search import Found, Search
 
 
 def lowest_rung(nodes: int, budget: float) -> int:

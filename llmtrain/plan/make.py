@@ -10,18 +10,18 @@ from dataclasses import replace
 from llmtrain.config.job import JobSpec
 from llmtrain.config.layout import Layout
 from llmtrain.errors import InfeasibleError, Problem
-from llmtrain.plan.constraints import refusals
-from llmtrain.plan.engine_features import OWN_ENGINE, EngineFeatures
 from llmtrain.plan.evaluate import Evaluator
-from llmtrain.plan.host_memory import too_few_nodes
 from llmtrain.plan.ladder import make_ladder
+from llmtrain.plan.layouts.constraints import refusals
+from llmtrain.plan.layouts.engine_features import OWN_ENGINE, EngineFeatures
+from llmtrain.plan.layouts.nearest_miss import nothing_fits, too_big
+from llmtrain.plan.layouts.search import Found, Refused, Search
 from llmtrain.plan.machine import make_machine
+from llmtrain.plan.memory.host_memory import too_few_nodes
 from llmtrain.plan.model_size import model_size
-from llmtrain.plan.nearest_miss import nothing_fits, too_big
 from llmtrain.plan.plan import Candidate, Plan, RefusedGroup, Reliability, Rung
 from llmtrain.plan.reliability import reliability
 from llmtrain.plan.request import proposals, request_problems
-from llmtrain.plan.search import Found, Refused, Search
 from llmtrain.plan.trust import error_band, optimism
 from llmtrain.plan.workload import make_workload
 

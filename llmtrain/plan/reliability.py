@@ -11,7 +11,7 @@ from math import exp, sqrt
 
 from llmtrain.config.checkpoint import CheckpointConfig
 from llmtrain.config.cluster import ClusterProfile
-from llmtrain.plan.host_memory import host_copies, replicas_of, survives
+from llmtrain.plan.memory.host_memory import host_copies, replicas_of, survives
 from llmtrain.plan.plan import Candidate, Reliability
 from llmtrain.units import DAY
 

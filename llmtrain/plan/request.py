@@ -11,13 +11,13 @@ from math import ceil
 from llmtrain.config.layout import Layout
 from llmtrain.config.recipe import BatchConfig, ParallelConfig, Recipe, RequestConfig
 from llmtrain.errors import Problem
-from llmtrain.plan.engine_features import EngineFeatures
 from llmtrain.plan.evaluate import Evaluator
+from llmtrain.plan.layouts.engine_features import EngineFeatures
+from llmtrain.plan.layouts.points import TIE
+from llmtrain.plan.layouts.search import Search
 from llmtrain.plan.machine import Machine
 from llmtrain.plan.plan import Candidate, Proposal
-from llmtrain.plan.points import TIE
-from llmtrain.plan.schedules import bubble_ratio
-from llmtrain.plan.search import Search
+from llmtrain.plan.timing.schedules import bubble_ratio
 from llmtrain.plan.workload import make_workload
 from llmtrain.units import percent
 

@@ -8,7 +8,7 @@ from llmtrain.config.layout import Layout
 from llmtrain.config.model import ModelConfig
 from llmtrain.config.recipe import Recipe
 from llmtrain.plan.model_size import BlockShape, block_shape, flops_per_token, head_layers, is_tied
-from llmtrain.plan.schedules import split_layers, stage_layer_counts
+from llmtrain.plan.timing.schedules import split_layers, stage_layer_counts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -55,7 +55,7 @@ class AttemptDir:
 
     @property
     def post_mortem_json(self) -> Path:
-        """Why the attempt ended, for programs (`supervise/post_mortem.py`); only of one that failed."""
+        """Why the attempt ended, for programs (`supervise/explanation/`); only of one that failed."""
         return self.path / "post_mortem.json"
 
     @property

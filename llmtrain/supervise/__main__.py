@@ -24,7 +24,7 @@ from llmtrain.run.lease import Lease, LeaseLostError, acquire
 from llmtrain.run.record import read_record, write_record
 from llmtrain.supervise import storage
 from llmtrain.supervise.control import Control
-from llmtrain.supervise.limits import Limits, limits_for, predicted_step_seconds
+from llmtrain.supervise.detection.limits import Limits, limits_for, predicted_step_seconds
 from llmtrain.supervise.metrics_process import MetricsProcess
 from llmtrain.supervise.supervisor import Supervisor
 

@@ -18,22 +18,22 @@ from llmtrain.run.job_file import AttemptFile, JobFile, write_attempt_file
 from llmtrain.run.layout import RunDir
 from llmtrain.run.lease import Lease
 from llmtrain.run.record import AttemptRecord, RunRecord, read_record, write_record
-from llmtrain.supervise.attempt import AttemptRunner
-from llmtrain.supervise.attempt_plan import AttemptPlan, AttemptResult
+from llmtrain.supervise.attempts.attempt import AttemptRunner
+from llmtrain.supervise.attempts.slow_nodes import slow_nodes_of
+from llmtrain.supervise.attempts.standby import StandbyKeeper, standby_settings
+from llmtrain.supervise.attempts.step_up import watch_for_nodes
 from llmtrain.supervise.control import Control
 from llmtrain.supervise.corpus import StopWantedError, ensure_corpus
-from llmtrain.supervise.failure_rate import expected_between
-from llmtrain.supervise.fleet import sweep_nodes
-from llmtrain.supervise.limits import Limits
+from llmtrain.supervise.decision.attempt_plan import AttemptPlan, AttemptResult
+from llmtrain.supervise.decision.failure_rate import expected_between
+from llmtrain.supervise.decision.policy import Budget, Decision, History, decide, not_begun, past_budget
+from llmtrain.supervise.detection.limits import Limits
+from llmtrain.supervise.detection.pace import Pace
 from llmtrain.supervise.look_back import close_abandoned
-from llmtrain.supervise.members import Members
-from llmtrain.supervise.membership import node_changes, with_losses
-from llmtrain.supervise.node_memory import NodeMemory
-from llmtrain.supervise.pace import Pace
-from llmtrain.supervise.policy import Budget, Decision, History, decide, not_begun, past_budget
-from llmtrain.supervise.slow_nodes import slow_nodes_of
-from llmtrain.supervise.standby import StandbyKeeper, standby_settings
-from llmtrain.supervise.step_up import watch_for_nodes
+from llmtrain.supervise.nodes.fleet import sweep_nodes
+from llmtrain.supervise.nodes.members import Members
+from llmtrain.supervise.nodes.membership import node_changes, with_losses
+from llmtrain.supervise.nodes.node_memory import NodeMemory
 from llmtrain.supervise.waiting import plan_or_wait
 
 

@@ -7,10 +7,10 @@ from collections.abc import Callable
 
 from llmtrain.errors import InfeasibleError
 from llmtrain.run.record import RunRecord
-from llmtrain.supervise.attempt_plan import AttemptPlan
 from llmtrain.supervise.control import Control
 from llmtrain.supervise.corpus import StopWantedError
-from llmtrain.supervise.members import Members
+from llmtrain.supervise.decision.attempt_plan import AttemptPlan
+from llmtrain.supervise.nodes.members import Members
 from llmtrain.units import format_duration
 
 

@@ -20,7 +20,7 @@ from llmtrain.engine.clock import Clock, TraceFile, trace_place
 from llmtrain.engine.device import choose_device
 from llmtrain.engine.step import Wishes, train_step
 from llmtrain.events.trace import measure_bubbles, read_traces
-from llmtrain.plan.schedules import bubble_ratio
+from llmtrain.plan.timing.schedules import bubble_ratio
 from tests.support.engine_cases import Case, build, llama, recipe
 from tests.support.ranks import run_ranks
 

@@ -33,7 +33,7 @@ from llmtrain.engine.verify_plan import LiveBytes
 from llmtrain.plan.calibrate import MeasuredStep, calibrated, fit, from_rates, predict
 from llmtrain.plan.evaluate import busiest
 from llmtrain.plan.machine import make_machine
-from llmtrain.plan.memory import MemoryModel
+from llmtrain.plan.memory.model import MemoryModel
 from llmtrain.plan.workload import make_workload
 from tests.support.engine_cases import ZipfWindows
 from tests.support.ranks import run_ranks

@@ -15,11 +15,11 @@ from dataclasses import dataclass
 from statistics import mean, median
 
 from llmtrain.plan.calibrate import MeasuredStep, fit, predict
-from llmtrain.plan.engine_features import ANY_ENGINE
 from llmtrain.plan.evaluate import Evaluator
+from llmtrain.plan.layouts.engine_features import ANY_ENGINE
+from llmtrain.plan.layouts.search import Search
 from llmtrain.plan.machine import make_machine
-from llmtrain.plan.memory import MemoryModel
-from llmtrain.plan.search import Search
+from llmtrain.plan.memory.model import MemoryModel
 from llmtrain.plan.trust import CALIBRATED_BAND, TABLE_BAND
 from llmtrain.plan.workload import make_workload
 from tests.support.plans import a100, recipe

@@ -22,7 +22,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 
 from llmtrain.config.layout import Layout
 from llmtrain.config.recipe import Recipe
-from llmtrain.plan.schedules import split_layers
+from llmtrain.plan.timing.schedules import split_layers
 from tests.support.plain_loop import PlainModel, names
 
 SPLITS = {

@@ -11,7 +11,7 @@ from llmtrain.agent.door import Door, knock
 from llmtrain.config.job import resolve
 from llmtrain.errors import ConfigError
 from llmtrain.render.variables import settings
-from llmtrain.supervise.limits import limits_for
+from llmtrain.supervise.detection.limits import limits_for
 
 
 def variables(profile: str, *overrides: str) -> dict[str, str]:

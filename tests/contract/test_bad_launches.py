@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from llmtrain.backends.preflight import Expected, Health, PreflightError, Report, problems_of
-from llmtrain.backends.slurm_refusals import refusal
-from llmtrain.backends.slurm_states import HOPELESS_REASONS
+from llmtrain.backends.slurm.refusals import refusal
+from llmtrain.backends.slurm.states import HOPELESS_REASONS
 from llmtrain.errors import LlmtrainError
 from llmtrain.probe.facts import Disk, Gpu, Gpus, Machine, Xid
 from llmtrain.transport.base import TransportError

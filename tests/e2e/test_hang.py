@@ -13,7 +13,7 @@ import pytest
 
 from llmtrain.run.layout import RunDir
 from llmtrain.run.record import read_record
-from llmtrain.supervise.pace import STEP_FACTOR, STEP_FLOOR, STEPS_BEFORE
+from llmtrain.supervise.detection.pace import STEP_FACTOR, STEP_FLOOR, STEPS_BEFORE
 from tests.support import launches
 from tests.support import stand_in_runs as runs
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from llmtrain.engine.parallel.zero_bubble import INPUT, WEIGHT, zero_bubble_order
-from llmtrain.plan.schedules import bubble_ratio, micro_batches_in_flight
+from llmtrain.plan.timing.schedules import bubble_ratio, micro_batches_in_flight
 from tests.bench.bubble import SCHEDULES, measure
 
 pytestmark = pytest.mark.engine

@@ -19,8 +19,8 @@ from llmtrain.engine.saving import CheckpointFolder
 from llmtrain.engine.state import Progress
 from llmtrain.engine.step import Wishes, train_step
 from llmtrain.errors import ConfigError
-from llmtrain.plan.bucket_packing import BLOCK, encoded_bytes
-from llmtrain.plan.supported import check_supported
+from llmtrain.plan.layouts.supported import check_supported
+from llmtrain.plan.memory.bucket_packing import BLOCK, encoded_bytes
 from tests.support.engine_cases import Case, Outcome, build, llama, recipe, run_case, run_cases
 from tests.support.ranks import run_ranks
 

@@ -21,7 +21,7 @@ from llmtrain.engine.parallel.collectives import TensorParallel, vocabulary_cros
 from llmtrain.engine.parallel.groups import Group
 from llmtrain.engine.step import Wishes, train_step, validate
 from llmtrain.errors import ConfigError
-from llmtrain.plan.supported import check_supported
+from llmtrain.plan.layouts.supported import check_supported
 from tests.support.engine_cases import Case, build, gpt, llama, recipe, run_case, run_cases
 from tests.support.ranks import run_ranks
 

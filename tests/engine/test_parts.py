@@ -33,7 +33,7 @@ from llmtrain.engine.schedule import learning_rate
 from llmtrain.engine.state import state_pieces
 from llmtrain.engine.step import Wishes, train_step
 from llmtrain.errors import CheckpointError, ConfigError, CorpusError, UsageError
-from llmtrain.plan.supported import check_supported
+from llmtrain.plan.layouts.supported import check_supported
 from tests.support.engine_cases import Case, ZipfWindows, build, gpt, llama, recipe
 
 pytestmark = pytest.mark.engine

@@ -11,7 +11,7 @@ import pytest
 
 from llmtrain.config.layout import Layout
 from llmtrain.config.recipe import ParallelConfig
-from llmtrain.plan.wire_bytes import WireBytes, replica_levels, sent_bytes
+from llmtrain.plan.timing.wire_bytes import WireBytes, replica_levels, sent_bytes
 from llmtrain.plan.workload import make_workload
 from tests.support.engine_cases import Case, gpt, llama, recipe, run_cases
 from tests.support.ranks import run_ranks

@@ -19,7 +19,7 @@ from llmtrain.events.trace import (
     read_traces,
     span_lines,
 )
-from llmtrain.plan.schedules import bubble_ratio
+from llmtrain.plan.timing.schedules import bubble_ratio
 
 PLACE = TracePlace(
     rank=0, host="a", pp=0, dp=0, cp=0, tp=0, stages=4, schedule="1f1b", chunks=1, micro_batches=8

@@ -23,8 +23,8 @@ from llmtrain.observe.html.report import report_page
 from llmtrain.observe.html.svg import Axis, Series, bar_plot, line_plot, share_bar
 from llmtrain.observe.wording import bytes_text
 from llmtrain.plan.make import make_plan
-from llmtrain.plan.schedules import bubble_ratio
-from llmtrain.plan.timeline import timeline
+from llmtrain.plan.timing.schedules import bubble_ratio
+from llmtrain.plan.timing.timeline import timeline
 from tests.support.run_folder import LAYOUT, write_attempt
 from tests.support.sample_events import START, event
 

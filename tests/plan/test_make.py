@@ -14,7 +14,7 @@ from llmtrain.config.layout import Layout
 from llmtrain.config.recipe import ParallelConfig
 from llmtrain.errors import ConfigError, ExitStatus, InfeasibleError
 from llmtrain.plan import make_plan, plan_document
-from llmtrain.plan.engine_features import ANY_ENGINE
+from llmtrain.plan.layouts.engine_features import ANY_ENGINE
 from tests.support.plans import GPT_175B, a100, gpt, recipe, spec
 
 

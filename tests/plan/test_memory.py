@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from llmtrain.config.layout import Layout
-from llmtrain.plan.activations import layer_activation_bytes
-from llmtrain.plan.memory import MemoryModel, stage_parameters
+from llmtrain.plan.memory.activations import layer_activation_bytes
+from llmtrain.plan.memory.model import MemoryModel, stage_parameters
 from llmtrain.plan.model_size import parameter_count
 from tests.support.plans import GPT_175B, MEGATRON, a100, gpt, parts, recipe
 from tests.support.published import rows

@@ -9,7 +9,7 @@ import pytest
 from llmtrain.config.job import resolve
 from llmtrain.config.layout import Layout
 from llmtrain.plan.make import make_plan
-from llmtrain.plan.memory import MemoryModel
+from llmtrain.plan.memory.model import MemoryModel
 
 NARROW = ("model.heads=8", "model.hidden=512", "model.kv_heads=8", "model.ffn_hidden=512", "model.vocab=512")
 CASES = [

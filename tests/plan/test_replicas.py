@@ -10,9 +10,9 @@ import pytest
 
 from llmtrain.config.checkpoint import CheckpointConfig, MemoryTierConfig
 from llmtrain.config.layout import Layout
-from llmtrain.plan.host_memory import host_copies, survives, too_few_nodes
+from llmtrain.plan.memory.host_memory import host_copies, survives, too_few_nodes
+from llmtrain.plan.memory.replicas import choose_replicas
 from llmtrain.plan.placement import rank_order
-from llmtrain.plan.replicas import choose_replicas
 
 LAYOUTS = [
     Layout(dp=4),

@@ -12,7 +12,7 @@ from llmtrain.events.schema import Payload
 from llmtrain.plan.reliability import goodput
 from llmtrain.plan.save_interval import LONGEST, SHORTEST, UNMEASURED, between_failures, save_interval
 from llmtrain.run.record import AttemptRecord
-from llmtrain.supervise.failure_rate import expected_between
+from llmtrain.supervise.decision.failure_rate import expected_between
 
 DAY = 86400.0
 

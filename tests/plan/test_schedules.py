@@ -7,7 +7,12 @@ import pytest
 from llmtrain.config.defaults import complete_model
 from llmtrain.config.load import load_recipe
 from llmtrain.plan.model_size import head_layers
-from llmtrain.plan.schedules import bubble_ratio, micro_batches_in_flight, split_layers, stage_layer_counts
+from llmtrain.plan.timing.schedules import (
+    bubble_ratio,
+    micro_batches_in_flight,
+    split_layers,
+    stage_layer_counts,
+)
 
 
 def play_1f1b(stages: int, micro_batches: int) -> tuple[float, list[int]]:

@@ -14,12 +14,12 @@ from hypothesis import strategies as st
 from llmtrain.config.layout import Layout
 from llmtrain.config.model import ModelConfig
 from llmtrain.config.recipe import ParallelConfig
-from llmtrain.plan.constraints import refusals
-from llmtrain.plan.engine_features import ANY_ENGINE, OWN_ENGINE, EngineFeatures
 from llmtrain.plan.evaluate import Evaluator
+from llmtrain.plan.layouts.constraints import refusals
+from llmtrain.plan.layouts.engine_features import ANY_ENGINE, OWN_ENGINE, EngineFeatures
+from llmtrain.plan.layouts.points import TIE
+from llmtrain.plan.layouts.search import Search
 from llmtrain.plan.make import make_plan
-from llmtrain.plan.points import TIE
-from llmtrain.plan.search import Search
 from tests.support.plans import MEGATRON, a100, gpt, local, parts, recipe, spec
 
 PLAIN = EngineFeatures()

@@ -6,8 +6,8 @@ from itertools import pairwise
 
 import pytest
 
-from llmtrain.plan.schedules import bubble_ratio, micro_batches_in_flight
-from llmtrain.plan.timeline import Pass, order, timeline
+from llmtrain.plan.timing.schedules import bubble_ratio, micro_batches_in_flight
+from llmtrain.plan.timing.timeline import Pass, order, timeline
 
 CASES = [
     ("1f1b", stages, 1, micro) for stages in (1, 2, 4, 8) for micro in (1, 2, 4, 7, 8, 32) if micro >= stages

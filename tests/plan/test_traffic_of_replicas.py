@@ -8,9 +8,9 @@ import pytest
 
 from llmtrain.config.cluster import SoftwareConfig
 from llmtrain.config.layout import Layout
-from llmtrain.plan.collectives import all_reduce, group, scatter_or_gather
 from llmtrain.plan.evaluate import Evaluator
 from llmtrain.plan.machine import make_machine
+from llmtrain.plan.timing.collectives import all_reduce, group, scatter_or_gather
 from llmtrain.plan.workload import make_workload
 from tests.support.plans import MEGATRON, a100, gpt, recipe
 

@@ -11,7 +11,7 @@ import pytest
 
 from llmtrain import __version__
 from llmtrain.backends.base import JobHandle
-from llmtrain.backends.slurm import SlurmBackend
+from llmtrain.backends.slurm.backend import SlurmBackend
 from llmtrain.config.job import resolve
 from llmtrain.plan.document import plan_document
 from llmtrain.plan.make import make_plan

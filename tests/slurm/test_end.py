@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from llmtrain import __version__
-from llmtrain.backends.slurm_end import CLAIM_SECONDS, FRESH_SECONDS, Settlement, Situation, decide
-from llmtrain.backends.slurm_states import JobRow
+from llmtrain.backends.slurm.end import CLAIM_SECONDS, FRESH_SECONDS, Settlement, Situation, decide
+from llmtrain.backends.slurm.states import JobRow
 from llmtrain.config.job import resolve
 from llmtrain.config.layout import Layout
 from llmtrain.run.job_file import JobFile

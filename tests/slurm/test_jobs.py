@@ -13,7 +13,7 @@ from llmtrain.events.schema import AttemptStarted
 from llmtrain.run.layout import RunDir
 from llmtrain.run.lease import read_holder
 from llmtrain.run.record import RunRecord, read_record
-from llmtrain.supervise.members import TAKEN_AWAY
+from llmtrain.supervise.nodes.members import TAKEN_AWAY
 from tests.slurm.conftest import MakeRun, backend_of, submit
 from tests.support import hasty
 from tests.support.slurm_beds import SlurmBed

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from llmtrain.backends.slurm import SlurmBackend
+from llmtrain.backends.slurm.backend import SlurmBackend
 from llmtrain.config.job import resolve
 from llmtrain.run.layout import RunDir
 from tests.support.readiness import bring_up, limit_seconds

@@ -189,7 +189,7 @@ def test_sbatch_reads_hostile_values_as_they_are(slurm_bed: SlurmBed, tmp_path: 
 STUB = """#!/bin/bash
 echo "$*" >>"{folder}/calls"
 case "$*" in
-  *slurm_end*) exit 0 ;;
+  *slurm.end*) exit 0 ;;
   *supervise*) {supervise} ;;
 esac
 """
@@ -232,7 +232,7 @@ def test_the_exit_code_is_the_supervisors(tmp_path: Path, status: int) -> None:
     process = shell.start()
     assert process.wait(20) == status
     assert len(shell.calls("supervise")) == 1
-    assert [call.split()[-3:] for call in shell.calls("slurm_end")] == [
+    assert [call.split()[-3:] for call in shell.calls("slurm.end")] == [
         ["--status", str(status), str(tmp_path)]
     ]
 
@@ -266,7 +266,7 @@ def test_a_warning_before_the_supervisor_listens_is_an_early_stop(tmp_path: Path
     process.send_signal(signal.SIGUSR1)
     assert process.wait(20) == 75
     assert len(shell.calls("supervise")) == 1
-    assert "--status 75" in shell.calls("slurm_end")[0]
+    assert "--status 75" in shell.calls("slurm.end")[0]
 
 
 def test_a_missing_interpreter_ends_with_two(tmp_path: Path) -> None:

@@ -5,15 +5,15 @@ from __future__ import annotations
 import pytest
 
 from llmtrain.backends.base import JobState
-from llmtrain.backends.slurm_calls import _node_row, leaf_switches
-from llmtrain.backends.slurm_refusals import (
+from llmtrain.backends.slurm.calls import _node_row, leaf_switches
+from llmtrain.backends.slurm.refusals import (
     REFUSALS,
     SlurmError,
     SlurmUnreachableError,
     refusal,
     what_it_said,
 )
-from llmtrain.backends.slurm_states import (
+from llmtrain.backends.slurm.states import (
     STATES,
     JobRow,
     account_rows,

@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 
 from llmtrain.backends.base import Node
-from llmtrain.backends.slurm import SlurmBackend
-from llmtrain.backends.slurm_calls import SlurmCalls
-from llmtrain.backends.slurm_states import LEAVING, JobRow
+from llmtrain.backends.slurm.backend import SlurmBackend
+from llmtrain.backends.slurm.calls import SlurmCalls
+from llmtrain.backends.slurm.states import LEAVING, JobRow
 from llmtrain.config.cluster import ClusterProfile
 from llmtrain.config.load import load_profile
 from llmtrain.transport.base import Completed, TransportError

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from llmtrain.supervise.causes import CLASSES, cause_in_lines, cause_of
-from llmtrain.supervise.detect import Finding
-from llmtrain.supervise.reports import RankEnd
+from llmtrain.supervise.detection.detect import Finding
+from llmtrain.supervise.detection.reports import RankEnd
+from llmtrain.supervise.explanation.causes import CLASSES, cause_in_lines, cause_of
 
 DATA = Path(__file__).parents[1] / "data"
 

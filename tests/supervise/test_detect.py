@@ -11,9 +11,9 @@ from llmtrain.agent import messages
 from llmtrain.events import schema
 from llmtrain.events.event import Event, encode_line
 from llmtrain.events.state import RunState, apply
-from llmtrain.supervise.detect import describe_exit, detect, ended_well
-from llmtrain.supervise.limits import Limits, limits_for
-from llmtrain.supervise.reports import NodeReport, Reports
+from llmtrain.supervise.detection.detect import describe_exit, detect, ended_well
+from llmtrain.supervise.detection.limits import Limits, limits_for
+from llmtrain.supervise.detection.reports import NodeReport, Reports
 
 LIMITS = Limits()
 

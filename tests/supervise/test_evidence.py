@@ -12,10 +12,10 @@ import pytest
 from llmtrain.agent.pulse import Pulse
 from llmtrain.agent.ranks import RankProcess
 from llmtrain.run.flight import FlightView, LaneView
-from llmtrain.supervise.detect import Finding
-from llmtrain.supervise.evidence import RankEvidence, blame, collective_table, parse_evidence
-from llmtrain.supervise.inquiry import judge
-from llmtrain.supervise.stacks import group_stacks, main_stack
+from llmtrain.supervise.attempts.inquiry import judge
+from llmtrain.supervise.detection.detect import Finding
+from llmtrain.supervise.detection.evidence import RankEvidence, blame, collective_table, parse_evidence
+from llmtrain.supervise.explanation.stacks import group_stacks, main_stack
 
 
 def lane(

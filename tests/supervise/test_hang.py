@@ -16,7 +16,7 @@ from llmtrain.run.layout import RunDir
 from llmtrain.run.lease import acquire
 from llmtrain.run.record import read_record
 from llmtrain.supervise.control import Control
-from llmtrain.supervise.limits import PHASE_SECONDS, Limits
+from llmtrain.supervise.detection.limits import PHASE_SECONDS, Limits
 from llmtrain.supervise.supervisor import Supervisor
 from tests.support import stand_in_runs as runs
 

@@ -15,8 +15,8 @@ from llmtrain.observe.run_reader import read_view
 from llmtrain.run.job_file import read_attempt_file, read_job_file
 from llmtrain.run.layout import RunDir
 from llmtrain.run.record import AttemptRecord, read_record
-from llmtrain.supervise.allowance import allow_fewer
-from llmtrain.supervise.step_up import may_restart_for_gain
+from llmtrain.supervise.attempts.step_up import may_restart_for_gain
+from llmtrain.supervise.decision.allowance import allow_fewer
 from tests.support import breakable
 from tests.support import stand_in_runs as runs
 

@@ -16,7 +16,7 @@ from llmtrain.run.atomic import write_json
 from llmtrain.run.job_file import JobFile
 from llmtrain.run.ladder_file import read_allowance, read_ladder
 from llmtrain.run.layout import RunDir
-from llmtrain.supervise.allowance import allow_fewer
+from llmtrain.supervise.decision.allowance import allow_fewer
 from tests.support.breakable import several_nodes
 
 

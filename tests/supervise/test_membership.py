@@ -14,7 +14,7 @@ from llmtrain.errors import InfeasibleError
 from llmtrain.run.job_file import JobFile
 from llmtrain.run.ladder_file import Allowance, FrozenRung
 from llmtrain.run.record import AttemptRecord, RunRecord
-from llmtrain.supervise.membership import (
+from llmtrain.supervise.nodes.membership import (
     choose,
     due,
     fewest_nodes,

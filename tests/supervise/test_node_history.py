@@ -8,7 +8,7 @@ import pytest
 
 from llmtrain.backends.base import Node
 from llmtrain.run.node_history import DAY, FOLDER, Verdict, recall, remember, suspects
-from llmtrain.supervise.membership import reliable_first
+from llmtrain.supervise.nodes.membership import reliable_first
 
 NOW = 1e9
 

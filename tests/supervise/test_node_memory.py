@@ -19,7 +19,7 @@ from llmtrain.run.checkpoints.shard import PieceHead, write_shard
 from llmtrain.run.job_file import JobFile
 from llmtrain.run.layout import RunDir
 from llmtrain.run.snapshots import CREATED, RANKS, drop, held_here, make_private, snapshot_name, snapshots_of
-from llmtrain.supervise.node_memory import NodeMemory
+from llmtrain.supervise.nodes.node_memory import NodeMemory
 
 NODES = tuple(Node(name=name, address="127.0.0.1") for name in ("n1", "n2", "n3"))
 RANKS_IN_ALL = 3

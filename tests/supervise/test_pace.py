@@ -10,10 +10,10 @@ from llmtrain.agent import messages
 from llmtrain.events import schema
 from llmtrain.events.event import Event, encode_line
 from llmtrain.events.state import RunState, apply
-from llmtrain.supervise.detect import Finding, detect
-from llmtrain.supervise.limits import Limits
-from llmtrain.supervise.pace import MEASURED_STEPS, STEP_FLOOR, STEPS_BEFORE, Pace
-from llmtrain.supervise.reports import NodeReport, Reports
+from llmtrain.supervise.detection.detect import Finding, detect
+from llmtrain.supervise.detection.limits import Limits
+from llmtrain.supervise.detection.pace import MEASURED_STEPS, STEP_FLOOR, STEPS_BEFORE, Pace
+from llmtrain.supervise.detection.reports import NodeReport, Reports
 
 LIMITS = Limits()
 

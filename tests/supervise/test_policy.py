@@ -8,7 +8,7 @@ import pytest
 
 from llmtrain.errors import ExitStatus
 from llmtrain.run.record import AttemptRecord
-from llmtrain.supervise.policy import (
+from llmtrain.supervise.decision.policy import (
     AttemptEnd,
     Budget,
     Decision,

@@ -10,8 +10,8 @@ import pytest
 
 from llmtrain.cli.main import run
 from llmtrain.config.layout import Layout
-from llmtrain.supervise.limits import Limits
-from llmtrain.supervise.policy import Decision
+from llmtrain.supervise.decision.policy import Decision
+from llmtrain.supervise.detection.limits import Limits
 from llmtrain.supervise.simulation import presets
 from llmtrain.supervise.simulation import simulate as simulation
 from llmtrain.supervise.simulation.account import Account

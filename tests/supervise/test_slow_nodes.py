@@ -10,8 +10,8 @@ import pytest
 from llmtrain.run.layout import RunDir
 from llmtrain.run.node_history import recall
 from llmtrain.run.record import read_record
-from llmtrain.supervise.slow_nodes import SlowNodes, saves
-from llmtrain.supervise.stragglers import Straggler
+from llmtrain.supervise.attempts.slow_nodes import SlowNodes, saves
+from llmtrain.supervise.detection.stragglers import Straggler
 from tests.support import breakable
 from tests.support import stand_in_runs as runs
 

@@ -18,7 +18,7 @@ from llmtrain.events.records import AttemptState
 from llmtrain.events.state import RunState
 from llmtrain.run.layout import RunDir
 from llmtrain.run.record import read_record
-from llmtrain.supervise.standby import StandbySettings, is_due
+from llmtrain.supervise.attempts.standby import StandbySettings, is_due
 from llmtrain.supervise.stop import ask_to_stop
 from tests.support import breakable
 from tests.support import stand_in_runs as runs

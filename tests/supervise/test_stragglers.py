@@ -12,7 +12,7 @@ import pytest
 from llmtrain.config.batch_ramp import BatchRamp
 from llmtrain.config.layout import Layout
 from llmtrain.config.recipe import BatchConfig
-from llmtrain.supervise.stragglers import Straggler, Stragglers, stragglers_of, work_of
+from llmtrain.supervise.detection.stragglers import Straggler, Stragglers, stragglers_of, work_of
 
 WINDOW = 5
 """Steps of a mean, as the engine tells it."""

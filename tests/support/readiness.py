@@ -9,7 +9,7 @@ from llmtrain.agent import messages
 from llmtrain.backends.base import Backend
 from llmtrain.config.job import JobSpec
 from llmtrain.run.layout import RunDir
-from llmtrain.supervise.fleet import Fleet
+from llmtrain.supervise.nodes.fleet import Fleet
 from tests.support.stand_in_runs import wait_for
 
 

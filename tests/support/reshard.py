@@ -19,7 +19,7 @@ from llmtrain.engine.saving import CheckpointFolder
 from llmtrain.engine.state import Progress
 from llmtrain.engine.step import Wishes, train_step
 from llmtrain.errors import ConfigError
-from llmtrain.plan.supported import check_supported
+from llmtrain.plan.layouts.supported import check_supported
 from llmtrain.run.checkpoints import list_checkpoints
 from tests.support.engine_cases import Case, build, llama, recipe
 

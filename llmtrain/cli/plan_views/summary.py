@@ -38,7 +38,7 @@ def plan_text(spec: JobSpec, plan: Plan, nodes: int) -> str:
 
 def choice_text(plan: Plan) -> str:
     """Why plan 1 is not the fastest, with both steps and the rule; empty when it is the fastest."""
-    from llmtrain.plan.points import TIE
+    from llmtrain.plan.layouts.points import TIE
 
     faster = fastest(plan)
     if faster is None:

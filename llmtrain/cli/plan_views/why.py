@@ -62,7 +62,7 @@ def _trust(candidate: Candidate) -> str:
 
 def _choice(plan: Plan) -> str:
     """The rule that put a slower layout first, and what it found; empty when plan 1 is the fastest."""
-    from llmtrain.plan.points import complexity
+    from llmtrain.plan.layouts.points import complexity
 
     faster = fastest(plan)
     if faster is None:

@@ -22,7 +22,7 @@ from llmtrain.engine.checkpoint.copies import Incoming, Outgoing, exchange_files
 from llmtrain.engine.checkpoint.pieces import Piece, Ranks
 from llmtrain.engine.checkpoint.save import owned_pieces, save_shard, try_together
 from llmtrain.errors import CheckpointError
-from llmtrain.plan.replicas import Replicas
+from llmtrain.plan.memory.replicas import Replicas
 from llmtrain.run.atomic import write_atomic
 from llmtrain.run.checkpoints import CheckpointInfo, Manifest
 from llmtrain.run.checkpoints.folder import LEFTOVER

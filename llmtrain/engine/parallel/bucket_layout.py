@@ -14,7 +14,7 @@ from llmtrain.engine.parallel.buckets import Bucket, Buckets, Run, Slot
 from llmtrain.engine.parallel.gathering import GatheredWeights
 from llmtrain.engine.parallel.groups import Groups
 from llmtrain.engine.parallel.replicas import Replicas
-from llmtrain.plan.bucket_packing import PackedBucket, Packing, ParameterShape, shard_elements
+from llmtrain.plan.memory.bucket_packing import PackedBucket, Packing, ParameterShape, shard_elements
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -24,7 +24,7 @@ from llmtrain.engine.model.parameters import ModelParameter
 from llmtrain.engine.parallel.groups import DONE, Group, Pending
 from llmtrain.engine.parallel.reduction_order import ReductionOrder
 from llmtrain.engine.parallel.replicas import Chain, Replicas
-from llmtrain.plan.bucket_packing import BUCKETS_AT_ONCE
+from llmtrain.plan.memory.bucket_packing import BUCKETS_AT_ONCE
 
 MOST_UNDER_WAY = BUCKETS_AT_ONCE - 1
 """Reductions whose whole gradients may wait for the replicas at once, where they are released afterwards."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from llmtrain.plan.bucket_packing import BLOCK, encoded_bytes
+from llmtrain.plan.memory.bucket_packing import BLOCK, encoded_bytes
 
 _SMALLEST_SCALE = 1e-30
 """Below it 1/scale would overflow; such gradients travel as zeros and stay in the error."""

@@ -34,7 +34,7 @@ from llmtrain.engine.parallel.groups import Groups
 from llmtrain.engine.parallel.timed_stage import TimedStage
 from llmtrain.engine.parallel.zero_bubble import ZeroBubble
 from llmtrain.plan.model_size import head_layers
-from llmtrain.plan.schedules import split_layers
+from llmtrain.plan.timing.schedules import split_layers
 
 
 class Passes(Protocol):

@@ -15,7 +15,7 @@ from llmtrain.plan.evaluate import Evaluator
 from llmtrain.plan.make import make_evaluator
 from llmtrain.plan.placement import rank_order
 from llmtrain.plan.plan import Candidate, MemoryBytes, Plan
-from llmtrain.plan.timeline import Timeline, timeline
+from llmtrain.plan.timing.timeline import Timeline, timeline
 from llmtrain.plan.workload import make_workload
 from llmtrain.units import DAY, percent, plural
 

@@ -12,7 +12,7 @@ from llmtrain.observe.html.svg import Axis, drawing, figure, legend, time_unit
 from llmtrain.observe.run_reader import RunView
 from llmtrain.observe.terminal_views.tables import attempt_word
 from llmtrain.observe.wording import duration_text
-from llmtrain.plan.timeline import Timeline
+from llmtrain.plan.timing.timeline import Timeline
 from llmtrain.units import percent
 
 WIDTH, LEFT, RIGHT, TOP, BOTTOM, ROW = 1120, 96, 12, 6, 34, 24

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from llmtrain.backends.rehearsed import RehearsedNodes
 from llmtrain.supervise.__main__ import main
-from llmtrain.supervise.limits import Limits
+from llmtrain.supervise.detection.limits import Limits
 
 
 def hasty(limits: Limits) -> Limits:

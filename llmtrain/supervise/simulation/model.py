@@ -9,8 +9,8 @@ from llmtrain.config.layout import Layout
 from llmtrain.plan.ladder import lowest_rung
 from llmtrain.run.job_file import JobFile
 from llmtrain.run.ladder_file import FrozenRung
+from llmtrain.supervise.attempts.step_up import relative_time
 from llmtrain.supervise.simulation.trace import Rates
-from llmtrain.supervise.step_up import relative_time
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

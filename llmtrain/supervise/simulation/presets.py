@@ -10,7 +10,7 @@ from llmtrain.config.layout import Layout
 from llmtrain.plan.plan import Plan
 from llmtrain.plan.reliability import STATE_BYTES, spares_needed
 from llmtrain.run.job_file import JobFile
-from llmtrain.supervise.allowance import frozen
+from llmtrain.supervise.decision.allowance import frozen
 from llmtrain.supervise.simulation.model import Durations, Scenario, rungs_by_replicas
 from llmtrain.supervise.simulation.trace import Kind, Rates
 from llmtrain.units import DAY

@@ -14,17 +14,17 @@ from llmtrain.backends.base import Node
 from llmtrain.errors import InfeasibleError
 from llmtrain.plan.save_interval import save_interval
 from llmtrain.run.record import AttemptRecord, RunRecord
-from llmtrain.supervise.attempt_plan import AttemptPlan
-from llmtrain.supervise.failure_rate import expected_between
-from llmtrain.supervise.limits import limits_for
-from llmtrain.supervise.membership import choose, due, quarantine_of, with_losses, with_returned
-from llmtrain.supervise.policy import AttemptEnd, Budget, Decision, History, decide, past_budget
+from llmtrain.supervise.attempts.step_up import REPLACED, STEPPED_UP, may_restart_for_gain, pays
+from llmtrain.supervise.decision.attempt_plan import AttemptPlan
+from llmtrain.supervise.decision.failure_rate import expected_between
+from llmtrain.supervise.decision.policy import AttemptEnd, Budget, Decision, History, decide, past_budget
+from llmtrain.supervise.detection.limits import limits_for
+from llmtrain.supervise.nodes.membership import choose, due, quarantine_of, with_losses, with_returned
 from llmtrain.supervise.simulation.account import Account
 from llmtrain.supervise.simulation.model import Scenario
 from llmtrain.supervise.simulation.slow import EXCESS, SlowTimes
 from llmtrain.supervise.simulation.trace import Incident, draw_trace
 from llmtrain.supervise.simulation.watch import Watch
-from llmtrain.supervise.step_up import REPLACED, STEPPED_UP, may_restart_for_gain, pays
 
 GAINS = {STEPPED_UP: "step up", REPLACED: "replace a slow node"}
 END_SECONDS = 1e-3

@@ -7,12 +7,12 @@ from collections.abc import Iterable, Sequence
 
 from llmtrain.backends.base import Node
 from llmtrain.run.record import AttemptRecord
-from llmtrain.supervise.limits import Limits
-from llmtrain.supervise.membership import reliable_first
+from llmtrain.supervise.attempts.slow_nodes import saves
+from llmtrain.supervise.attempts.step_up import may_restart_for_gain
+from llmtrain.supervise.detection.limits import Limits
+from llmtrain.supervise.detection.stragglers import confirmed_after
+from llmtrain.supervise.nodes.membership import reliable_first
 from llmtrain.supervise.simulation.model import Durations
-from llmtrain.supervise.slow_nodes import saves
-from llmtrain.supervise.step_up import may_restart_for_gain
-from llmtrain.supervise.stragglers import confirmed_after
 
 EXCESS = 0.05
 """A slow node's time for a step over that of the others, less one."""

@@ -10,13 +10,13 @@ from dataclasses import dataclass
 from llmtrain.agent import messages
 from llmtrain.events.records import RankState, RankStatus
 from llmtrain.events.state import RunState
-from llmtrain.supervise.crew import TICK_SECONDS
-from llmtrain.supervise.detect import Finding, detect
-from llmtrain.supervise.limits import Limits
-from llmtrain.supervise.pace import Pace
-from llmtrain.supervise.reports import NodeReport, Reports
+from llmtrain.supervise.attempts.crew import TICK_SECONDS
+from llmtrain.supervise.detection.detect import Finding, detect
+from llmtrain.supervise.detection.limits import Limits
+from llmtrain.supervise.detection.pace import Pace
+from llmtrain.supervise.detection.reports import NodeReport, Reports
+from llmtrain.supervise.detection.stragglers import Stragglers, work_of
 from llmtrain.supervise.simulation.trace import Incident
-from llmtrain.supervise.stragglers import Stragglers, work_of
 
 WATCHED_RANKS = 64
 """Ranks whose states and compute times are played; the detectors need no more of them."""

@@ -91,6 +91,6 @@ if [ "$status" -gt 128 ] && [ -n "$warned" ]; then status=75; fi
 trap '' USR1 TERM
 
 # Queues the job again when its run can go on, and cancels the rest of a chain when the run has ended.
-"$python" -m llmtrain.backends.slurm_end --status "$status" "$run_dir" >>"$log" 2>&1 ||
+"$python" -m llmtrain.backends.slurm.end --status "$status" "$run_dir" >>"$log" 2>&1 ||
   complain "could not settle what follows; see $log"
 exit "$status"

@@ -1,0 +1,1 @@
+"""SLURM: jobs, steps and states, through its own commands."""

@@ -1,0 +1,1 @@
+"""Bytes: of a rank by kind and of a node's host memory."""

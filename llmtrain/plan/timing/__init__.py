@@ -1,0 +1,1 @@
+"""Seconds: of kernels, collectives, layers and schedules, up to one optimizer step."""

@@ -1,0 +1,1 @@
+"""One attempt, from its agents' start to its tear-down."""

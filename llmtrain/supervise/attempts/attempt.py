@@ -1,0 +1,235 @@
+"""One attempt: start the agents, start the ranks, watch, and leave nothing behind."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Literal
+
+from llmtrain.agent import messages
+from llmtrain.backends.base import Backend
+from llmtrain.config.recipe import BatchConfig
+from llmtrain.events.event import Event
+from llmtrain.events.schema import Found, Notice, RankStep
+from llmtrain.events.watching import SlowRank
+from llmtrain.events.writer import EventWriter
+from llmtrain.run.layout import RunDir
+from llmtrain.supervise.attempts.crew import Crew
+from llmtrain.supervise.attempts.inquiry import Inquiry
+from llmtrain.supervise.attempts.slow_nodes import SlowNodes
+from llmtrain.supervise.attempts.standby import StandbyKeeper
+from llmtrain.supervise.attempts.start_up import StartUp
+from llmtrain.supervise.attempts.step_up import REPLACED, STEPPED_UP, StepUp
+from llmtrain.supervise.attempts.tear_down import TearDown
+from llmtrain.supervise.control import Control
+from llmtrain.supervise.decision.attempt_plan import AttemptPlan, AttemptResult
+from llmtrain.supervise.decision.policy import AttemptEnd
+from llmtrain.supervise.detection.detect import Finding, detect, ended_well
+from llmtrain.supervise.detection.limits import Limits
+from llmtrain.supervise.detection.pace import Pace
+from llmtrain.supervise.detection.stragglers import Straggler, stragglers_of
+from llmtrain.supervise.explanation.causes import CLASSES
+from llmtrain.supervise.explanation.post_mortem import examine, write_post_mortem
+
+SETTLE_SECONDS = 0.5
+"""How long a finding that is more likely a consequence waits for its cause."""
+
+
+class AttemptRunner:
+    """Runs one attempt to its end; `renew` is called every second and raises when the lease is lost."""
+
+    def __init__(
+        self,
+        run: RunDir,
+        plan: AttemptPlan,
+        backend: Backend,
+        *,
+        limits: Limits,
+        control: Control,
+        writer: EventWriter,
+        renew: Callable[[], None],
+        environment: dict[str, str],
+        when_orphaned: tuple[str, ...] = (),
+        standby: StandbyKeeper,
+        batch: BatchConfig,
+        on_gpu: bool,
+        pace: Pace | None = None,
+        step_up: StepUp | None = None,
+        slow_nodes: SlowNodes,
+    ) -> None:
+        """`pace` is that of the attempt before; `step_up` and `slow_nodes` say when to end it for a better
+        one."""
+        self._plan, self._limits, self._control, self._writer = plan, limits, control, writer
+        self._run_id, self._attempt, self._on_gpu = run.run_id, run.attempt(plan.number), on_gpu
+        self._standby, self._step_up, self._slow_nodes = standby, step_up, slow_nodes
+        self._gain, self._gain_by = "", STEPPED_UP
+        self._found: list[Finding] = []
+        waiting = standby.take(plan)
+        self._is_warm = waiting is not None
+        self._crew = waiting or Crew(run, plan, backend)
+        self._crew.note, self._crew.renew = self._note, renew
+        self._crew.on_event = self._on_event
+        self._stragglers = stragglers_of(plan.layout, batch)
+        self._crew.reports.pace = (pace or Pace()).for_next_attempt()
+        self._start_up = StartUp(
+            self._crew,
+            limits,
+            environment=environment,
+            when_orphaned=when_orphaned,
+            is_stop_wanted=lambda: control.wish() is not None,
+        )
+        self._inquiry = Inquiry(self._crew, limits)
+        self._tear_down = TearDown(run, self._crew, backend, limits, control)
+
+    @property
+    def pace(self) -> Pace:
+        """How long steps and phases have taken so far."""
+        return self._crew.reports.pace
+
+    def run(self) -> AttemptResult:
+        """Start, watch and tear down; whatever happens, nothing is left running that could be ended."""
+        finding: Finding | None = None
+        try:
+            finding = self._start() or self._watch()
+            if finding is not None:
+                self._emit_finding(finding)
+                self._inquire(finding)
+        finally:
+            self._end_all(finding)
+        return self._result(finding)
+
+    def _start(self) -> Finding | None:
+        if not self._is_warm:
+            return self._start_up.start()
+        self._note("ranks that were waiting in standby go on", level="info")
+        self._start_up.release()
+        return None
+
+    def _watch(self) -> Finding | None:
+        """The finding that ends the attempt; None when its ranks left in order, or when a stop is wanted."""
+        crew = self._crew
+        while crew.reports.started is not None:
+            crew.pump()
+            found = detect(crew.state, crew.reports, self._limits, time.monotonic())
+            if (found or crew.reports.are_all_told()) and self._control.hear_of(
+                lambda seconds: crew.wait(crew.reports.are_all_told, seconds)
+            ):
+                return None
+            if found and not self._may_be_an_echo(found[0]):
+                first = found[0] if found[0].kind != "hang" else self._inquiry.confirm(found[0])
+                if first is not None:
+                    return first
+            if ended_well(crew.reports) or self._control.wish() is not None:
+                return None
+            if self._step_up is not None and not self._gain:
+                self._gain = self._step_up.due(crew.state)
+            if self._gain:
+                self._note(f"the ranks save and leave: {self._gain}", level="info")
+                return None
+            self._standby.look(crew, self._note)
+        return None
+
+    def _on_event(self, event: Event) -> None:
+        """Compare ranks by their own times."""
+        if not isinstance(event.payload, RankStep) or event.rank is None:
+            return
+        own = event.payload
+        for slow in self._stragglers.observe(
+            event.rank, own.step, own.compute_seconds, own.steps, own.core_wait_seconds
+        ):
+            node = self._crew.reports.node_of.get(slow.rank)
+            name = "" if node is None else self._crew.name(node)
+            self._tell_slow(slow, name)
+            if gain := self._slow_nodes.take(name, slow):
+                self._gain, self._gain_by = gain, REPLACED
+
+    def _tell_slow(self, slow: Straggler, node: str) -> None:
+        self._writer.emit(
+            SlowRank(
+                rank=slow.rank,
+                node=node,
+                excess=slow.excess,
+                step=slow.step,
+                peers=slow.peers,
+                confirmed=slow.is_confirmed,
+            )
+        )
+
+    def _may_be_an_echo(self, finding: Finding) -> bool:
+        """Whether the cause of a consequence may still be on its way."""
+        return finding.is_echo and time.monotonic() - finding.at < SETTLE_SECONDS
+
+    # ---- the end
+    def _inquire(self, finding: Finding) -> None:
+        """Have it said what every rank does, while that can still be seen."""
+        if finding.kind == "hang":
+            self._crew.fleet.send_all(messages.DumpStacks())
+            self._crew.wait(lambda: False, self._limits.stacks)
+        else:
+            self._inquiry.ask(self._limits.look)
+        crew = self._crew
+        others = detect(crew.state, crew.reports, self._limits, time.monotonic())
+        self._found = [finding, *(other for other in others if other.message != finding.message)]
+
+    def _end_all(self, finding: Finding | None) -> None:
+        self._tear_down.end(in_order=finding is None, note=self._note, leaves_for=self._gain)
+        if self._found:
+            self._write_post_mortem()
+
+    def _write_post_mortem(self) -> None:
+        crew = self._crew
+        try:
+            told = examine(
+                self._attempt, self._run_id, self._found, crew.reports, crew.state, on_gpu=self._on_gpu
+            )
+            path = write_post_mortem(self._attempt, told)
+        except OSError as error:
+            self._note(f"no post-mortem could be written: {error}")
+            return
+        self._note(f"{CLASSES[told.cause]}; post-mortem: {path}", level="info")
+
+    def _note(self, text: str, level: str = "warning") -> None:
+        self._writer.emit(Notice(message=text, level=level))
+
+    def _emit_finding(self, finding: Finding) -> None:
+        self._writer.emit(
+            Found(finding=finding.kind, message=finding.message, rank=finding.rank, node=finding.node)
+        )
+
+    def _result(self, finding: Finding | None) -> AttemptResult:
+        state = self._crew.state
+        own = next((each for each in state.attempts if each.number == self._plan.number), None)
+        checkpoints = [point.step for point in state.checkpoints]
+        return AttemptResult(
+            end=self._end(finding),
+            reached_step=(own.last_step or 0) if own is not None else 0,
+            committed_step=max(checkpoints, default=0),
+            unreachable=tuple(self._crew.unreachable),
+        )
+
+    def _end(self, finding: Finding | None) -> AttemptEnd:
+        stop_wanted = self._control.wish() is not None
+        ended = ended_well(self._crew.reports)
+        if stop_wanted and len(self._crew.reports.finished) == self._plan.layout.world_size:
+            ended = ended or "stopped"  # A scheduler's signal kills torchrun, whose ranks leave in order.
+        if finding is None and ended is not None:
+            outcome: Literal["completed", "stopped"] = "stopped" if ended == "stopped" else "completed"
+            left_for = self._gain if outcome == "stopped" else ""
+            return AttemptEnd(
+                outcome=outcome,
+                stop_wanted=stop_wanted,
+                cause=self._gain_by if left_for else "",
+                message=left_for,
+                gain=left_for,
+            )
+        if finding is None:
+            why = self._tear_down.why_nothing_saved()
+            return AttemptEnd(outcome="failed", stop_wanted=stop_wanted, cause="stop", message=why)
+        return AttemptEnd(
+            outcome="failed",
+            stop_wanted=stop_wanted,
+            cause=finding.kind,
+            message=finding.message,
+            error_class=finding.error_class,
+            step=finding.step,
+        )

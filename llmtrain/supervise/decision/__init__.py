@@ -1,0 +1,1 @@
+"""From an attempt's end to what happens next."""

@@ -1,0 +1,1 @@
+"""From what was reported to what is wrong."""

@@ -1,0 +1,1 @@
+"""From what is wrong to why, in words and one file."""

@@ -1,0 +1,1 @@
+"""The nodes of a run: who there is, and the way to each."""
