@@ -6,6 +6,7 @@ import torch
 import torch.distributed as dist
 
 from llmtrain.errors import CheckpointError, ConfigError, CorpusError, LlmtrainError, UsageError
+from llmtrain.events.words import ErrorClass
 
 
 class NumericError(LlmtrainError):
@@ -31,8 +32,8 @@ class FailedInStep(Exception):
 _COMMUNICATION_WORDS = ("gloo", "nccl", "connection", "process group", "collective", "store", "socket")
 
 
-def error_class(error: BaseException) -> str:
-    """Return out_of_memory, communication, storage, checkpoint, data, numeric, config or user_code.
+def error_class(error: BaseException) -> ErrorClass:
+    """What the supervisor is told of an exception.
 
     Checkpoints that are damaged or of another run stay so (`checkpoint`); a file system that refuses to read
     them, or to take a new one, may recover (`storage`).
@@ -41,7 +42,7 @@ def error_class(error: BaseException) -> str:
         return "out_of_memory"
     if isinstance(error, RestoreError):
         return "storage" if any(problem.may_pass for problem in error.problems) else "checkpoint"
-    table: tuple[tuple[type[BaseException] | tuple[type[BaseException], ...], str], ...] = (
+    table: tuple[tuple[type[BaseException] | tuple[type[BaseException], ...], ErrorClass], ...] = (
         (NumericError, "numeric"),
         ((ConfigError, UsageError), "config"),
         (CheckpointError, "storage"),

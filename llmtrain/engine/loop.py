@@ -22,6 +22,7 @@ from llmtrain.events.schema import (
     PhaseStarted,
     StepFinished,
 )
+from llmtrain.events.words import LeavesAs
 from llmtrain.hardware import ACCELERATORS
 from llmtrain.plan.model_size import flops_per_token
 
@@ -56,8 +57,8 @@ class Loop:
         self.step = 0
         """Step under way, or the last one done."""
 
-    def run(self, progress: Progress) -> str:
-        """Train; return `completed` or `stopped`. The last state is saved. Raises NumericError,
+    def run(self, progress: Progress) -> LeavesAs:
+        """Train, and say why it ended. The last state is saved. Raises NumericError,
         CheckpointError (when the last save fails), and what torch raises."""
         self.step = progress.step
         self._saver.begin(progress.step)

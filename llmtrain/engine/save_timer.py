@@ -10,6 +10,7 @@ from statistics import fmean
 from llmtrain.config.checkpoint import CheckpointConfig
 from llmtrain.events.saving import SaveIntervalSet
 from llmtrain.events.schema import Payload
+from llmtrain.events.words import IntervalSource
 from llmtrain.plan.save_interval import UNMEASURED, save_interval
 
 REMEMBERED = 8
@@ -29,7 +30,7 @@ class SaveTimer:
         self.interval = default if config.every == "auto" else float(config.every)
         """Seconds between two saves; 0: the timer is off."""
         self._every_steps, self._between, self._emit = config.every_steps, between, emit
-        self._source = "fixed"
+        self._source: IntervalSource = "fixed"
         if config.every == "auto":
             self._source = "default" if default == UNMEASURED else "expected"
         self._stalls: deque[float] = deque(maxlen=REMEMBERED)

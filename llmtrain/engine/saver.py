@@ -23,6 +23,7 @@ from llmtrain.events.schema import (
     PhaseStarted,
     SnapshotTaken,
 )
+from llmtrain.events.words import Phase
 from llmtrain.run.checkpoints import CheckpointInfo
 
 FIRST_RETRY, LONGEST_RETRY = 1.0, 300.0
@@ -194,5 +195,5 @@ class Saver:
             self._emit(Notice(message=text, level="warning"))
         self._snapshot_fault = kind
 
-    def _tell_phase(self, phase: str, step: int) -> None:
+    def _tell_phase(self, phase: Phase, step: int) -> None:
         self._emit(PhaseStarted(phase=phase, step=step))

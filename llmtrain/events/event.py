@@ -13,6 +13,7 @@ import types
 import typing
 from collections.abc import Callable
 from dataclasses import dataclass
+from enum import StrEnum
 from functools import cache
 from typing import Any
 
@@ -131,7 +132,8 @@ def _converters(kind: str) -> dict[str, Callable[[Any], Any]]:
 
 
 def _converter(hint: Any) -> Callable[[Any], Any]:
-    """A function that turns a JSON value into one of the annotated type, or raises TypeError."""
+    """A function that turns a JSON value into one of the annotated type, or raises TypeError; words that are
+    not known stay as they are (`words.py`)."""
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     if origin in (typing.Union, types.UnionType):
         [inner] = [_converter(argument) for argument in arguments if argument is not type(None)]
@@ -141,6 +143,11 @@ def _converter(hint: Any) -> Callable[[Any], Any]:
         return lambda value: tuple(item(entry) for entry in _exact(value, list))
     if hint in (int, float):
         return _int if hint is int else _float
+    if origin is typing.Literal:
+        return lambda value: _exact(value, str)
+    if isinstance(hint, type) and issubclass(hint, StrEnum):
+        known = {str(word): word for word in hint}
+        return lambda value: known.get(_exact(value, str), value)
     return lambda value: _exact(value, origin or hint)
 
 

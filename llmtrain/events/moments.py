@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import get_args
+
 from llmtrain.events.event import Event
 from llmtrain.events.reaction_words import reaction_sentence
 from llmtrain.events.records import Moment
@@ -20,10 +22,13 @@ from llmtrain.events.schema import (
     RunEnded,
 )
 from llmtrain.events.watching import NodeChanged, SlowRank
+from llmtrain.events.words import Level, NodeStatus
 
 TEXT_LIMIT = 500
-NODE_WORDS = {"healthy": "back", "quarantined": "in quarantine"}
-LEVELS = ("info", "warning", "error")
+NODE_WORDS: dict[NodeStatus, str] = {
+    NodeStatus.HEALTHY: "back",
+    NodeStatus.QUARANTINED: "in quarantine",
+}
 
 
 def describe(event: Event) -> Moment | None:
@@ -44,7 +49,7 @@ def describe(event: Event) -> Moment | None:
     )
 
 
-def _sentence(event: Event) -> tuple[str, str] | None:
+def _sentence(event: Event) -> tuple[Level, str] | None:
     match event.payload:
         case SlowRank(rank=rank, node=node, excess=excess, peers=peers, confirmed=confirmed):
             others = "its peer" if peers == 1 else f"{peers} peers"
@@ -64,7 +69,7 @@ def _sentence(event: Event) -> tuple[str, str] | None:
             return _course_sentence(event) or _plain_sentence(event) or reaction_sentence(event.payload)
 
 
-def _course_sentence(event: Event) -> tuple[str, str] | None:
+def _course_sentence(event: Event) -> tuple[Level, str] | None:
     match event.payload:
         case AttemptStarted(world_size=world_size, nodes=nodes, membership=membership):
             where = f" on {len(nodes)} nodes" if len(nodes) > 1 else ""
@@ -74,21 +79,24 @@ def _course_sentence(event: Event) -> tuple[str, str] | None:
         case Restored(step=step, checkpoint=checkpoint, reason=reason):
             return "info", f"restored {checkpoint or 'weights'} (step {step}){_because(reason)}"
         case AttemptEnded(outcome=outcome, cause=cause):
-            level = "warning" if outcome == "failed" else "info"
-            return level, f"attempt {event.attempt} {outcome}" + (f": {cause}" if cause else "")
+            return ("warning" if outcome == "failed" else "info"), f"attempt {event.attempt} {outcome}" + (
+                f": {cause}" if cause else ""
+            )
         case RunEnded(exit_status=exit_status, message=message):
             return ("info" if exit_status in (0, 75) else "error"), message
         case _:
             return None
 
 
-def _plain_sentence(event: Event) -> tuple[str, str] | None:
+def _plain_sentence(event: Event) -> tuple[Level, str] | None:
     match event.payload:
         case Notice(message=message, level=level):
-            return (level if level in LEVELS else "info"), message
+            return (level if level in get_args(Level) else "info"), message
         case NodeChanged(node=node, state=state, reason=reason):
-            level = "info" if state in ("healthy", "spare") else "warning"
-            return level, f"node {node} is {NODE_WORDS.get(state, state)}{_because(reason)}"
+            is_fit = state in (NodeStatus.HEALTHY, NodeStatus.SPARE)
+            return (
+                "info" if is_fit else "warning"
+            ), f"node {node} is {NODE_WORDS.get(state, state)}{_because(reason)}"
         case SaveIntervalSet(source="expected" | "measured") as told:
             why = source_text(told.source, told.stall_seconds, told.between_failures)
             return "info", f"checkpoints {interval_text(told.every_steps, told.seconds)}: {why}"

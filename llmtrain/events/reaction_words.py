@@ -13,11 +13,12 @@ from llmtrain.events.reactions import (
     StepRecomputed,
 )
 from llmtrain.events.schema import Payload
+from llmtrain.events.words import Level
 
 PARTS = {"weights": "compute weights", "master": "master weights"}
 
 
-def reaction_sentence(payload: Payload) -> tuple[str, str] | None:
+def reaction_sentence(payload: Payload) -> tuple[Level, str] | None:
     """Level and sentence, or None for other events and for routine (measurements, the loss scale)."""
     match payload:
         case StepRecomputed(step=step, reason="overflow"):
@@ -40,7 +41,7 @@ def reaction_sentence(payload: Payload) -> tuple[str, str] | None:
             return _layer_sentence(payload)
 
 
-def _layer_sentence(payload: Payload) -> tuple[str, str] | None:
+def _layer_sentence(payload: Payload) -> tuple[Level, str] | None:
     match payload:
         case GradientAlarm(step=step, layer=layer, share=share):
             return "warning", f"step {step}: {share:.2%} of the gradient of {layer} does not fit the format"

@@ -6,6 +6,14 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from llmtrain.events.schema import Payload
+from llmtrain.events.words import (
+    CorruptionAction,
+    CorruptPart,
+    SkipReason,
+    SpikeAction,
+    SpikeQuantity,
+    Trouble,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -14,8 +22,7 @@ class StepRecomputed(Payload):
 
     kind: ClassVar[str] = "step_recomputed"
     step: int
-    reason: str
-    """nonfinite | overflow (of the scaled gradients in FP16) | corruption"""
+    reason: Trouble
     loss: float
     """Loss of the second pass."""
     grad_norm: float
@@ -33,8 +40,7 @@ class SamplesSkipped(Payload):
     """The step, or the last one of several."""
     first_sample: int
     samples: int
-    reason: str
-    """nonfinite | overflow | spike | rewound"""
+    reason: SkipReason
     layer: str = ""
     rank: int | None = None
 
@@ -69,14 +75,12 @@ class SpikeFound(Payload):
 
     kind: ClassVar[str] = "spike_found"
     step: int
-    quantity: str
-    """loss | grad_norm"""
+    quantity: SpikeQuantity
     value: float
     median: float
     deviation: float
     """Robust standard deviation of the recent values."""
-    action: str
-    """apply | skip | rewind"""
+    action: SpikeAction
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,10 +124,8 @@ class CorruptionFound(Payload):
     step: int
     ranks: tuple[int, ...]
     """Ranks that are wrong; all that differ, when nobody can say."""
-    part: str
-    """weights | master | unknown"""
-    action: str
-    """log | recompute | stop"""
+    part: CorruptPart
+    action: CorruptionAction
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

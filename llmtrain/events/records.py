@@ -6,7 +6,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any
+from typing import Any, Literal
+
+from llmtrain.events.words import AttemptOutcome, FindingKind, IntervalSource, Level, NodeStatus, Phase
 
 
 class RunStatus(StrEnum):
@@ -77,7 +79,7 @@ class SaveInterval:
     attempt: int
     every_steps: int | None
     seconds: float
-    source: str
+    source: IntervalSource
     stall_seconds: float
     between_failures: float
 
@@ -103,7 +105,7 @@ class RankState:
     rank: int
     attempt: int
     status: RankStatus = RankStatus.STARTING
-    phase: str = "start"
+    phase: Phase = "start"
     phase_time: float = 0.0
     """When it entered this phase, epoch seconds."""
     step: int = 0
@@ -133,16 +135,6 @@ class NodeState:
     ranks_alive: tuple[int, ...]
 
 
-class NodeStatus(StrEnum):
-    """What a node of the run is to it, from the most to the least useful."""
-
-    HEALTHY = "healthy"
-    SLOW = "slow"
-    SPARE = "spare"
-    QUARANTINED = "quarantined"
-    LOST = "lost"
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Member:
     """A node that the run has or had, in use or not."""
@@ -167,10 +159,10 @@ class AttemptState:
     ended: float | None = None
     reason: str = ""
     """first | resume | the finding that ended the attempt before"""
-    outcome: str = ""
-    """completed | stopped | failed; empty while it runs"""
+    outcome: AttemptOutcome | Literal["ended", ""] = ""
+    """`ended`: nobody said how; empty while it runs."""
     cause: str = ""
-    finding: str = ""
+    finding: FindingKind | Literal[""] = ""
     """Kind of the first finding in it; empty when there was none."""
     seconds: float | None = None
     nodes: tuple[str, ...] = ()
@@ -270,8 +262,7 @@ class Moment:
 
     time: float
     attempt: int
-    level: str
-    """info | warning | error"""
+    level: Level
     text: str
     source: str = ""
     rank: int | None = None

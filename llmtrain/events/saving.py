@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from llmtrain.events.schema import Payload
+from llmtrain.events.words import IntervalSource
 from llmtrain.units import format_duration
 
 
@@ -18,9 +19,7 @@ class SaveIntervalSet(Payload):
     """Steps between two checkpoints; None: steps do not count."""
     seconds: float = 0.0
     """Seconds between two checkpoints by the timer; 0: the timer is off."""
-    source: str = "fixed"
-    """fixed (by the recipe) | default | expected (follows the expected failures, no save was measured yet) |
-    measured (follows what saves cost and the failures)."""
+    source: IntervalSource = "fixed"
     stall_seconds: float = 0.0
     """Mean seconds that the training waits for a save; only where `source` is measured."""
     between_failures: float = 0.0
@@ -35,12 +34,13 @@ def interval_text(every_steps: int | None, seconds: float) -> str:
     return " and ".join(parts) or "only at the end"
 
 
-def source_text(source: str, stall_seconds: float, between_failures: float) -> str:
+def source_text(source: IntervalSource, stall_seconds: float, between_failures: float) -> str:
     """Where an interval comes from; empty for a word of another version."""
     expected = f"failures every {format_duration(between_failures)}"
-    return {
+    texts: dict[IntervalSource, str] = {
         "fixed": "as the recipe says",
         "default": "the default",
         "expected": f"{expected}; no save measured yet",
         "measured": f"a save stalls {format_duration(stall_seconds)}, {expected}",
-    }.get(source, "")
+    }
+    return texts.get(source, "")

@@ -10,6 +10,16 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
+from llmtrain.events.words import (
+    Action,
+    AttemptOutcome,
+    ErrorClass,
+    FindingKind,
+    LeavesAs,
+    Level,
+    Phase,
+)
+
 SCHEMA_VERSION = 1
 
 
@@ -37,8 +47,7 @@ class PhaseStarted(Payload):
     """A rank enters a phase; limits of the watcher are per phase."""
 
     kind: ClassVar[str] = "phase_started"
-    phase: str
-    """start | build | load | step | evaluate | checkpoint | finish"""
+    phase: Phase
     step: int = 0
 
 
@@ -182,8 +191,7 @@ class Notice(Payload):
 
     kind: ClassVar[str] = "notice"
     message: str
-    level: str = "info"
-    """info | warning | error"""
+    level: Level = "info"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -202,12 +210,7 @@ class RankFailed(Payload):
     kind: ClassVar[str] = "rank_failed"
     error: str
     """Type and message."""
-    error_class: str
-    """out_of_memory | communication | storage | checkpoint | data | numeric | config | user_code
-
-    `storage`: the file system refused, which may pass; `checkpoint`: what is saved cannot be restored (none
-    is whole, or it is of another model, seed or batch), which stays so.
-    """
+    error_class: ErrorClass
     step: int = 0
 
 
@@ -216,8 +219,7 @@ class RankFinished(Payload):
     """A rank leaves in agreement with all others."""
 
     kind: ClassVar[str] = "rank_finished"
-    reason: str
-    """completed | stopped"""
+    reason: LeavesAs
     step: int
 
 
@@ -259,8 +261,7 @@ class Found(Payload):
     """Supervisor: a detector's finding."""
 
     kind: ClassVar[str] = "found"
-    finding: str
-    """rank_dead | agent_lost | node_silent | hang | attempt_failed | no_progress | nonfinite ..."""
+    finding: FindingKind
     message: str
     rank: int | None = None
     node: int | None = None
@@ -271,8 +272,7 @@ class Decided(Payload):
     """Supervisor: what the policy chose."""
 
     kind: ClassVar[str] = "decided"
-    action: str
-    """restart | stop | give_up | finish"""
+    action: Action
     reason: str
 
 
@@ -281,8 +281,7 @@ class AttemptEnded(Payload):
     """Supervisor: nothing of the attempt runs any more (verified)."""
 
     kind: ClassVar[str] = "attempt_ended"
-    outcome: str
-    """completed | stopped | failed"""
+    outcome: AttemptOutcome
     cause: str = ""
     seconds: float = 0.0
 

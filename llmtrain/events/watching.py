@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from llmtrain.events.schema import Payload
+from llmtrain.events.words import NodeStatus
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -16,8 +17,7 @@ class NodeChanged(Payload):
     kind: ClassVar[str] = "node_changed"
     node: str
     """Its name."""
-    state: str
-    """healthy | slow | quarantined (left out for now) | spare | lost (not back after that)"""
+    state: NodeStatus
     reason: str = ""
     until: float | None = None
     """End of a quarantine, epoch seconds; then the node is looked at again."""

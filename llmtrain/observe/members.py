@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from statistics import median
 
-from llmtrain.events.records import NodeStatus, RankState
+from llmtrain.events.records import RankState
+from llmtrain.events.words import NodeStatus
 from llmtrain.observe.run_reader import RunView
 
 SLOW_RATIO = 1.2

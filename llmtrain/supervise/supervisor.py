@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import os
 import sys
 import time
 from dataclasses import replace
 
-from llmtrain.backends.base import AllocationBackend, Backend
+from llmtrain.backends.base import Backend
 from llmtrain.config.codec import to_json
 from llmtrain.errors import ExitStatus, LlmtrainError
 from llmtrain.events.schema import AttemptEnded, AttemptStarted, Decided, Notice, RunEnded
+from llmtrain.events.words import NodeStatus
 from llmtrain.events.writer import EventWriter
 from llmtrain.plan.placement import rank_order
 from llmtrain.run.checkpoints import ever_committed, last_committed
@@ -19,9 +19,8 @@ from llmtrain.run.layout import RunDir
 from llmtrain.run.lease import Lease
 from llmtrain.run.record import AttemptRecord, RunRecord, read_record, write_record
 from llmtrain.supervise.attempts.attempt import AttemptRunner
-from llmtrain.supervise.attempts.slow_nodes import slow_nodes_of
-from llmtrain.supervise.attempts.standby import StandbyKeeper, standby_settings
-from llmtrain.supervise.attempts.step_up import watch_for_nodes
+from llmtrain.supervise.attempts.gain import gain_watch
+from llmtrain.supervise.attempts.standby import StandbyKeeper
 from llmtrain.supervise.control import Control
 from llmtrain.supervise.corpus import StopWantedError, ensure_corpus
 from llmtrain.supervise.decision.attempt_plan import AttemptPlan, AttemptResult
@@ -34,6 +33,7 @@ from llmtrain.supervise.nodes.fleet import sweep_nodes
 from llmtrain.supervise.nodes.members import Members
 from llmtrain.supervise.nodes.membership import node_changes, with_losses
 from llmtrain.supervise.nodes.node_memory import NodeMemory
+from llmtrain.supervise.session import Session
 from llmtrain.supervise.waiting import plan_or_wait
 
 
@@ -45,13 +45,16 @@ class Supervisor:
     ) -> None:
         self._run_dir, self._job, self._backend, self._lease = run, job, backend, lease
         self._control, self._limits = control, limits
+        self._session = Session(
+            run=run, job=job, backend=backend, limits=limits, control=control, renew=lease.renew
+        )
         self._record = read_record(run)
         self._pace = Pace()
         self._members = Members(run, job, backend, limits)
         self._memory = NodeMemory(run, job, backend, created=self._record.created)
-        self._standby = StandbyKeeper(run, backend, limits, standby_settings(job), self._environment())
+        self._standby = StandbyKeeper(self._session)
         self._writer: EventWriter | None = None
-        self._told: dict[str, str] = {}
+        self._told: dict[str, NodeStatus] = {}
         """What was said last of nodes that were lost at some time."""
 
     def run(self) -> ExitStatus:
@@ -139,7 +142,14 @@ class Supervisor:
             return not_begun(error, is_leaving=self._control.is_leaving())
         record = AttemptRecord(number=number, started=started, nodes=tuple(node.name for node in plan.nodes))
         self._begin(plan, record, first, reason, writer)
-        runner = self._runner(plan, writer)
+        runner = AttemptRunner(
+            self._session,
+            plan,
+            writer,
+            standby=self._standby,
+            gains=gain_watch(self._session, self._members, self._record, plan),
+            pace=self._pace,
+        )
         result = runner.run()
         self._pace = runner.pace
         self._finish(record, result, time.monotonic() - clock, writer)
@@ -147,12 +157,10 @@ class Supervisor:
 
     def _plan(self, number: int, writer: EventWriter) -> AttemptPlan:
         return plan_or_wait(
+            self._session,
             self._members,
             self._record,
             number,
-            patience=self._job.spec.cluster.failures.wait_for_node,
-            pause=self._limits.look_again,
-            control=self._control,
             save=self._save,
             note=lambda text: writer.emit(Notice(message=text, level="warning")),
         )
@@ -205,33 +213,6 @@ class Supervisor:
         for change in node_changes(self._told, self._record, time.time(), self._limits.quarantine):
             self._told[change.node] = change.state
             writer.emit(change)
-
-    def _runner(self, plan: AttemptPlan, writer: EventWriter) -> AttemptRunner:
-        return AttemptRunner(
-            self._run_dir,
-            plan,
-            self._backend,
-            limits=self._limits,
-            control=self._control,
-            writer=writer,
-            renew=self._lease.renew,
-            environment=self._environment(),
-            when_orphaned=self._orphan_command(),
-            standby=self._standby,
-            batch=self._job.spec.recipe.batch,
-            on_gpu=self._job.spec.cluster.accelerator != "cpu",
-            pace=self._pace,
-            step_up=watch_for_nodes(self._members, self._record, plan, self._job, self._limits),
-            slow_nodes=slow_nodes_of(self._members, self._record.attempts, plan, self._job, self._limits),
-        )
-
-    def _environment(self) -> dict[str, str]:
-        names = self._job.spec.cluster.environment.pass_through
-        return {name: os.environ[name] for name in names if name in os.environ}
-
-    def _orphan_command(self) -> tuple[str, ...]:
-        backend = self._backend
-        return backend.orphan_command(self._run_dir) if isinstance(backend, AllocationBackend) else ()
 
     def _finish(
         self, record: AttemptRecord, result: AttemptResult, seconds: float, writer: EventWriter

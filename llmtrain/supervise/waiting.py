@@ -7,29 +7,28 @@ from collections.abc import Callable
 
 from llmtrain.errors import InfeasibleError
 from llmtrain.run.record import RunRecord
-from llmtrain.supervise.control import Control
 from llmtrain.supervise.corpus import StopWantedError
 from llmtrain.supervise.decision.attempt_plan import AttemptPlan
 from llmtrain.supervise.nodes.members import Members
+from llmtrain.supervise.session import Session
 from llmtrain.units import format_duration
 
 
 def plan_or_wait(
+    session: Session,
     members: Members,
     record: RunRecord,
     number: int,
     *,
-    patience: float,
-    pause: float,
-    control: Control,
     save: Callable[[RunRecord], None],
     note: Callable[[str], None],
 ) -> AttemptPlan:
-    """The next attempt; where nothing fits, nodes in quarantine are waited for, for `patience` seconds, and
-    looked at every `pause`. Every newer record goes to `save`.
+    """The next attempt; where nothing fits, nodes in quarantine are waited for, as long as the profile says,
+    and looked at now and then. Every newer record goes to `save`.
 
     Raises InfeasibleError when the time is over, StopWantedError, and what `Members` raises.
     """
+    patience = session.job.spec.cluster.failures.wait_for_node
     deadline = time.monotonic() + patience
     is_told = False
     while True:
@@ -41,8 +40,8 @@ def plan_or_wait(
             if not is_told:
                 note(f"{error}; waiting for nodes to come back, for at most {format_duration(patience)}")
                 is_told = True
-        control.sleep(pause)
-        if control.wish() is not None:
+        session.control.sleep(session.limits.look_again)
+        if session.control.wish() is not None:
             raise StopWantedError
         record = members.look_again(record)
         save(record)

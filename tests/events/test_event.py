@@ -8,7 +8,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from llmtrain.events.event import LINE_LIMIT, decode_line, encode_line, payload_classes
-from llmtrain.events.schema import Notice, StepFinished
+from llmtrain.events.moments import describe
+from llmtrain.events.reactions import SpikeFound
+from llmtrain.events.schema import AttemptEnded, Notice, StepFinished
+from llmtrain.events.state import fold
+from llmtrain.events.watching import NodeChanged
+from llmtrain.events.words import NodeStatus
 from tests.support.sample_events import event, events, step_finished
 
 
@@ -49,6 +54,26 @@ def test_unknown_fields_are_left_out_and_unknown_kinds_skipped() -> None:
     back = decode_line(json.dumps(newer).encode())
     assert back is not None and back.payload == Notice(message="hello")
     assert decode_line(json.dumps({**raw, "kind": "from_the_future"}).encode()) is None
+
+
+def test_words_of_another_version_are_read_and_told() -> None:
+    words = (
+        Notice(message="hello", level="loud"),
+        NodeChanged(node="n1", state="asleep"),
+        AttemptEnded(outcome="merged"),
+        SpikeFound(step=1, quantity="perplexity", value=9.0, median=1.0, deviation=0.1, action="celebrate"),
+    )
+    for payload in words:
+        back = decode_line(encode_line(event(payload)))
+        assert back is not None and back.payload == payload
+        assert describe(back) is not None
+    fold(event(payload) for payload in words)
+
+
+def test_known_words_are_plain_strings_in_a_file() -> None:
+    line = encode_line(event(NodeChanged(node="n1", state=NodeStatus.LOST)))
+    assert b'"state":"lost"' in line
+    assert decode_line(line).payload.state is NodeStatus.LOST
 
 
 @pytest.mark.parametrize(

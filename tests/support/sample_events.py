@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import typing
 from collections.abc import Iterator
+from enum import StrEnum
 from typing import Any
 
 from hypothesis import strategies as st
@@ -31,7 +32,7 @@ def event(
 
 
 def values_of(hint: Any) -> st.SearchStrategy[Any]:
-    """JSON values of an annotated type."""
+    """JSON values of an annotated type; of words, also those of another version."""
     if hint is bool:
         return st.booleans()
     if hint is int:
@@ -40,7 +41,11 @@ def values_of(hint: Any) -> st.SearchStrategy[Any]:
         return st.floats(allow_nan=False)
     if hint is str:
         return st.text(max_size=20)
+    if isinstance(hint, type) and issubclass(hint, StrEnum):
+        return st.sampled_from(hint) | st.text(max_size=20)
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    if origin is typing.Literal:
+        return st.sampled_from(arguments) | st.text(max_size=20)
     if origin is tuple:
         return st.lists(values_of(arguments[0]), max_size=4).map(tuple)
     if origin is dict:

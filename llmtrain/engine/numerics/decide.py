@@ -7,14 +7,17 @@ same in the same step.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from typing import Literal
 
 from llmtrain.config.numerics import StabilityConfig
 from llmtrain.config.recipe import Recipe
 from llmtrain.engine.numerics.scaler import LOWEST
 from llmtrain.engine.numerics.state import NumericState, with_accepted
 from llmtrain.engine.numerics.windows import Spike, find_spike
+from llmtrain.events.words import SpikeQuantity, Trouble
 
 
 class Verdict(StrEnum):
@@ -52,8 +55,8 @@ class Ruling:
     """A verdict, and why."""
 
     verdict: Verdict
-    reason: str = ""
-    """overflow | nonfinite | corruption | spike; empty for a clean step."""
+    reason: Trouble | Literal[""] = ""
+    """Empty for a clean step."""
     spikes: tuple[Spike, ...] = ()
     new_level: bool = False
     """Whether so many spikes came that the new level counts as normal from now on."""
@@ -68,7 +71,7 @@ def judge(recipe: Recipe, state: NumericState, seen: Numbers, *, recomputed: boo
     if seen.finite:
         return _judge_spikes(stability, state, seen)
     overflow = not recomputed and state.loss_scale is not None and math.isfinite(seen.loss)
-    reason = "overflow" if overflow else "nonfinite"
+    reason: Trouble = "overflow" if overflow else "nonfinite"
     if stability.nonfinite == "recover" and not recomputed:
         return Ruling(verdict=Verdict.RECOMPUTE, reason=reason)
     if overflow and state.scale > LOWEST:  # The scale finds its place; that is no fault of the data.
@@ -86,7 +89,10 @@ def _skip_or_more(stability: StabilityConfig, state: NumericState) -> Verdict:
 
 def _judge_spikes(stability: StabilityConfig, state: NumericState, seen: Numbers) -> Ruling:
     config = stability.spikes
-    measured = (("loss", seen.loss, state.losses), ("grad_norm", seen.grad_norm, state.norms))
+    measured: tuple[tuple[SpikeQuantity, float, Sequence[float]], ...] = (
+        ("loss", seen.loss, state.losses),
+        ("grad_norm", seen.grad_norm, state.norms),
+    )
     found = (find_spike(name, value, recent, config) for name, value, recent in measured)
     spikes = tuple(spike for spike in found if spike is not None)
     if not spikes:

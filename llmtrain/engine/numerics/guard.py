@@ -119,7 +119,7 @@ class Guard:
         ruling = judge(self._recipe, self.state, seen, recomputed=recomputed)
         if not recomputed:
             self._first, self._first_origin = ruling, self._origin
-        elif self._first is not None:
+        elif self._first is not None and self._first.reason:
             self.events.append(telling.tell_recomputed(self._first.reason, seen, self._first_origin))
         if ruling.verdict is Verdict.STOP:
             raise NumericError(self._last_words(seen, ruling), hint=_hint(ruling))

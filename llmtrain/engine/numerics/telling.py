@@ -21,6 +21,7 @@ from llmtrain.events.reactions import (
     StepRecomputed,
 )
 from llmtrain.events.schema import Payload
+from llmtrain.events.words import SpikeAction, Trouble
 
 
 def tell_ruling(recipe: Recipe, seen: Numbers, ruling: Ruling, origin: Origin) -> Iterator[Payload]:
@@ -32,9 +33,9 @@ def tell_ruling(recipe: Recipe, seen: Numbers, ruling: Ruling, origin: Origin) -
             value=spike.value,
             median=spike.median,
             deviation=spike.deviation,
-            action=str(ruling.verdict),
+            action=_done_about(ruling.verdict),
         )
-    if ruling.verdict is Verdict.SKIP:
+    if ruling.verdict is Verdict.SKIP and ruling.reason:
         yield SamplesSkipped(
             step=seen.step,
             first_sample=recipe.batch.samples_before(seen.step),
@@ -43,6 +44,13 @@ def tell_ruling(recipe: Recipe, seen: Numbers, ruling: Ruling, origin: Origin) -
             layer=origin.layer,
             rank=origin.rank,
         )
+
+
+def _done_about(verdict: Verdict) -> SpikeAction:
+    """What the verdict on a step means for a spike in it, whose numbers are finite."""
+    if verdict is Verdict.SKIP:
+        return "skip"
+    return "rewind" if verdict is Verdict.REWIND else "apply"
 
 
 def tell_rewind(
@@ -62,7 +70,7 @@ def tell_rewind(
     )
 
 
-def tell_recomputed(reason: str, seen: Numbers, origin: Origin) -> StepRecomputed:
+def tell_recomputed(reason: Trouble, seen: Numbers, origin: Origin) -> StepRecomputed:
     """The second pass, and why there was one."""
     return StepRecomputed(
         step=seen.step,

@@ -8,12 +8,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from llmtrain.config.numerics import ClipConfig, SpikeConfig
+from llmtrain.events.words import SpikeQuantity
 
 MAD_TO_DEVIATION = 1.4826
 """1 / the 75th percentile of a standard normal: what makes the MAD a standard deviation."""
 FEWEST = 32
 """Values that a comparison needs; a smaller window needs to be full."""
-LEAST_EXCESS = {"loss": 0.05, "grad_norm": 1.0}
+LEAST_EXCESS: dict[SpikeQuantity, float] = {"loss": 0.05, "grad_norm": 1.0}
 """Smallest excess over the median, as a share of it, that is a spike: noise in a window of nearly equal
 values must not be one."""
 FEWEST_NORMS = 10
@@ -24,15 +25,16 @@ FEWEST_NORMS = 10
 class Spike:
     """A value far above the recent ones."""
 
-    quantity: str
-    """loss | grad_norm"""
+    quantity: SpikeQuantity
     value: float
     median: float
     deviation: float
     """1.4826 x MAD."""
 
 
-def find_spike(quantity: str, value: float, recent: Sequence[float], config: SpikeConfig) -> Spike | None:
+def find_spike(
+    quantity: SpikeQuantity, value: float, recent: Sequence[float], config: SpikeConfig
+) -> Spike | None:
     """The spike that a finite value is, against the window of accepted values before it."""
     if config.action == "off" or len(recent) < min(FEWEST, config.window):
         return None

@@ -8,9 +8,10 @@ from dataclasses import replace
 from llmtrain.events import schema
 from llmtrain.events.event import Event
 from llmtrain.events.folds.reducer import Reducer
-from llmtrain.events.records import Member, NodeState, NodeStatus
+from llmtrain.events.records import Member, NodeState
 from llmtrain.events.run_state import RunState
 from llmtrain.events.watching import NodeChanged
+from llmtrain.events.words import NodeStatus
 
 MEMBERS = 16384
 """Most ranks, and most nodes, that are kept."""
@@ -42,9 +43,7 @@ def _with_members(members: Mapping[str, Member], changed: Iterable[Member]) -> M
 def _node_changed(state: RunState, event: Event, payload: NodeChanged) -> RunState:
     if payload.state not in tuple(NodeStatus):
         return state
-    member = replace(
-        _member(payload.node, NodeStatus(payload.state), event), reason=payload.reason, until=payload.until
-    )
+    member = replace(_member(payload.node, payload.state, event), reason=payload.reason, until=payload.until)
     return replace(state, members=_with_members(state.members, [member]))
 
 

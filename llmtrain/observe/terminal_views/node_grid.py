@@ -7,7 +7,8 @@ from collections.abc import Sequence
 
 from rich.text import Text
 
-from llmtrain.events.records import NodeStatus, RankState
+from llmtrain.events.records import RankState
+from llmtrain.events.words import NodeStatus
 from llmtrain.observe.members import node_of, node_states, rank_scores, slow_ranks
 from llmtrain.observe.run_reader import RunView
 from llmtrain.observe.terminal_views.tables import rank_word

@@ -10,8 +10,9 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from llmtrain.events.records import NodeStatus, RankStatus, RunStatus, SaveInterval
+from llmtrain.events.records import RankStatus, RunStatus, SaveInterval
 from llmtrain.events.saving import interval_text, source_text
+from llmtrain.events.words import NodeStatus
 from llmtrain.observe.goodput_text import goodput_text
 from llmtrain.observe.members import node_counts, node_states
 from llmtrain.observe.reactions import reactions_text

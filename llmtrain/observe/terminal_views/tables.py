@@ -56,10 +56,11 @@ def ranks_table(view: RunView, ranks: list[RankState], *, wide: bool) -> Table:
         add_column(table, name, right=name in ("rank", "step", "step time", "memory"), rest=name == "error")
     for rank in ranks:
         word = rank_word(view, rank)
+        has_phase = rank.rank in view.state.ranks and word != RankStatus.FINISHED
         row: list[str | Text] = [
             str(rank.rank),
             Text(word, style=STYLES.get(word, "")),
-            UNKNOWN if word == RankStatus.FINISHED else rank.phase,
+            rank.phase if has_phase else UNKNOWN,
             str(rank.step or UNKNOWN),
             age_text(view.now - rank.last_seen) if rank.last_seen else UNKNOWN,
             duration_text(rank.step_seconds),
@@ -91,9 +92,7 @@ def known_ranks(view: RunView) -> list[RankState]:
     nodes = current.nodes if current is not None else ()
     per_node = max(1, world_size // len(nodes)) if nodes else 1
     waiting = {
-        rank: RankState(
-            rank=rank, attempt=state.attempt, phase=UNKNOWN, host=nodes[rank // per_node] if nodes else ""
-        )
+        rank: RankState(rank=rank, attempt=state.attempt, host=nodes[rank // per_node] if nodes else "")
         for rank in range(min(world_size, MOST_WAITING))
         if rank not in state.ranks and rank // per_node < max(1, len(nodes))
     }

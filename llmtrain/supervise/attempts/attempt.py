@@ -3,83 +3,68 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from typing import Literal
 
 from llmtrain.agent import messages
-from llmtrain.backends.base import Backend
-from llmtrain.config.recipe import BatchConfig
 from llmtrain.events.event import Event
 from llmtrain.events.schema import Found, Notice, RankStep
 from llmtrain.events.watching import SlowRank
+from llmtrain.events.words import Level
 from llmtrain.events.writer import EventWriter
-from llmtrain.run.layout import RunDir
 from llmtrain.supervise.attempts.crew import Crew
+from llmtrain.supervise.attempts.gain import GainWatch
 from llmtrain.supervise.attempts.inquiry import Inquiry
-from llmtrain.supervise.attempts.slow_nodes import SlowNodes
 from llmtrain.supervise.attempts.standby import StandbyKeeper
 from llmtrain.supervise.attempts.start_up import StartUp
-from llmtrain.supervise.attempts.step_up import REPLACED, STEPPED_UP, StepUp
 from llmtrain.supervise.attempts.tear_down import TearDown
-from llmtrain.supervise.control import Control
 from llmtrain.supervise.decision.attempt_plan import AttemptPlan, AttemptResult
 from llmtrain.supervise.decision.policy import AttemptEnd
 from llmtrain.supervise.detection.detect import Finding, detect, ended_well
-from llmtrain.supervise.detection.limits import Limits
 from llmtrain.supervise.detection.pace import Pace
 from llmtrain.supervise.detection.stragglers import Straggler, stragglers_of
 from llmtrain.supervise.explanation.causes import CLASSES
 from llmtrain.supervise.explanation.post_mortem import examine, write_post_mortem
+from llmtrain.supervise.session import Session
 
 SETTLE_SECONDS = 0.5
 """How long a finding that is more likely a consequence waits for its cause."""
 
 
 class AttemptRunner:
-    """Runs one attempt to its end; `renew` is called every second and raises when the lease is lost."""
+    """Runs one attempt to its end."""
 
     def __init__(
         self,
-        run: RunDir,
+        session: Session,
         plan: AttemptPlan,
-        backend: Backend,
-        *,
-        limits: Limits,
-        control: Control,
         writer: EventWriter,
-        renew: Callable[[], None],
-        environment: dict[str, str],
-        when_orphaned: tuple[str, ...] = (),
+        *,
         standby: StandbyKeeper,
-        batch: BatchConfig,
-        on_gpu: bool,
-        pace: Pace | None = None,
-        step_up: StepUp | None = None,
-        slow_nodes: SlowNodes,
+        gains: GainWatch,
+        pace: Pace,
     ) -> None:
-        """`pace` is that of the attempt before; `step_up` and `slow_nodes` say when to end it for a better
-        one."""
-        self._plan, self._limits, self._control, self._writer = plan, limits, control, writer
-        self._run_id, self._attempt, self._on_gpu = run.run_id, run.attempt(plan.number), on_gpu
-        self._standby, self._step_up, self._slow_nodes = standby, step_up, slow_nodes
-        self._gain, self._gain_by = "", STEPPED_UP
+        """`gains` says when to end it for a better one; `pace` is that of the attempt before."""
+        self._session, self._plan, self._writer = session, plan, writer
+        self._limits, self._control = session.limits, session.control
+        self._attempt = session.run.attempt(plan.number)
+        self._standby, self._gains = standby, gains
         self._found: list[Finding] = []
         waiting = standby.take(plan)
         self._is_warm = waiting is not None
-        self._crew = waiting or Crew(run, plan, backend)
-        self._crew.note, self._crew.renew = self._note, renew
+        self._crew = waiting or Crew(session.run, plan, session.backend)
+        self._crew.note, self._crew.renew = self._note, session.renew
         self._crew.on_event = self._on_event
-        self._stragglers = stragglers_of(plan.layout, batch)
-        self._crew.reports.pace = (pace or Pace()).for_next_attempt()
+        self._crew.reports.pace = pace.for_next_attempt()
+        self._stragglers = stragglers_of(plan.layout, session.job.spec.recipe.batch)
         self._start_up = StartUp(
             self._crew,
-            limits,
-            environment=environment,
-            when_orphaned=when_orphaned,
-            is_stop_wanted=lambda: control.wish() is not None,
+            session.limits,
+            environment=session.environment(),
+            when_orphaned=session.orphan_command(),
+            is_stop_wanted=lambda: session.control.wish() is not None,
         )
-        self._inquiry = Inquiry(self._crew, limits)
-        self._tear_down = TearDown(run, self._crew, backend, limits, control)
+        self._inquiry = Inquiry(self._crew, session.limits)
+        self._tear_down = TearDown(session, self._crew)
 
     @property
     def pace(self) -> Pace:
@@ -121,10 +106,8 @@ class AttemptRunner:
                     return first
             if ended_well(crew.reports) or self._control.wish() is not None:
                 return None
-            if self._step_up is not None and not self._gain:
-                self._gain = self._step_up.due(crew.state)
-            if self._gain:
-                self._note(f"the ranks save and leave: {self._gain}", level="info")
+            if gain := self._gains.look(crew.state):
+                self._note(f"the ranks save and leave: {gain}", level="info")
                 return None
             self._standby.look(crew, self._note)
         return None
@@ -140,8 +123,7 @@ class AttemptRunner:
             node = self._crew.reports.node_of.get(slow.rank)
             name = "" if node is None else self._crew.name(node)
             self._tell_slow(slow, name)
-            if gain := self._slow_nodes.take(name, slow):
-                self._gain, self._gain_by = gain, REPLACED
+            self._gains.hear_of(slow, name)
 
     def _tell_slow(self, slow: Straggler, node: str) -> None:
         self._writer.emit(
@@ -172,7 +154,7 @@ class AttemptRunner:
         self._found = [finding, *(other for other in others if other.message != finding.message)]
 
     def _end_all(self, finding: Finding | None) -> None:
-        self._tear_down.end(in_order=finding is None, note=self._note, leaves_for=self._gain)
+        self._tear_down.end(in_order=finding is None, note=self._note, leaves_for=self._gains.gain)
         if self._found:
             self._write_post_mortem()
 
@@ -180,7 +162,12 @@ class AttemptRunner:
         crew = self._crew
         try:
             told = examine(
-                self._attempt, self._run_id, self._found, crew.reports, crew.state, on_gpu=self._on_gpu
+                self._attempt,
+                self._session.run.run_id,
+                self._found,
+                crew.reports,
+                crew.state,
+                on_gpu=self._session.job.spec.cluster.accelerator != "cpu",
             )
             path = write_post_mortem(self._attempt, told)
         except OSError as error:
@@ -188,7 +175,7 @@ class AttemptRunner:
             return
         self._note(f"{CLASSES[told.cause]}; post-mortem: {path}", level="info")
 
-    def _note(self, text: str, level: str = "warning") -> None:
+    def _note(self, text: str, level: Level = "warning") -> None:
         self._writer.emit(Notice(message=text, level=level))
 
     def _emit_finding(self, finding: Finding) -> None:
@@ -214,11 +201,11 @@ class AttemptRunner:
             ended = ended or "stopped"  # A scheduler's signal kills torchrun, whose ranks leave in order.
         if finding is None and ended is not None:
             outcome: Literal["completed", "stopped"] = "stopped" if ended == "stopped" else "completed"
-            left_for = self._gain if outcome == "stopped" else ""
+            left_for = self._gains.gain if outcome == "stopped" else ""
             return AttemptEnd(
                 outcome=outcome,
                 stop_wanted=stop_wanted,
-                cause=self._gain_by if left_for else "",
+                cause=self._gains.cause if left_for else "",
                 message=left_for,
                 gain=left_for,
             )

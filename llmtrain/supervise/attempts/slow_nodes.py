@@ -8,14 +8,13 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 
-from llmtrain.run.job_file import JobFile
 from llmtrain.run.record import AttemptRecord
 from llmtrain.supervise.attempts.step_up import may_restart_for_gain
 from llmtrain.supervise.decision.attempt_plan import AttemptPlan
 from llmtrain.supervise.decision.failure_rate import expected_between
-from llmtrain.supervise.detection.limits import Limits
 from llmtrain.supervise.detection.stragglers import Straggler
 from llmtrain.supervise.nodes.members import Members
+from llmtrain.supervise.session import Session
 
 
 def saves(excess: float, between: float) -> float:
@@ -54,18 +53,18 @@ class SlowNodes:
 
 
 def slow_nodes_of(
-    members: Members, attempts: Sequence[AttemptRecord], plan: AttemptPlan, job: JobFile, limits: Limits
+    session: Session, members: Members, attempts: Sequence[AttemptRecord], plan: AttemptPlan
 ) -> SlowNodes:
     """The watch over slow nodes for an attempt."""
-    failures = job.spec.cluster.failures
+    failures = session.job.spec.cluster.failures
     between = expected_between(attempts, failures.node_mtbf, len(plan.nodes))
 
     def pays(excess: float) -> bool:
-        is_rested = may_restart_for_gain(attempts, time.time(), limits.step_up_back_off)
+        is_rested = may_restart_for_gain(attempts, time.time(), session.limits.step_up_back_off)
         return is_rested and saves(excess, between) > failures.restart
 
     return SlowNodes(
-        replaces=job.spec.recipe.faults.slow_ranks == "replace",
+        replaces=session.job.spec.recipe.faults.slow_ranks == "replace",
         spares=[name for name in plan.idle if name not in members.suspects],
         pays=pays,
         convict=members.convict,

@@ -9,20 +9,18 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from enum import Enum, auto
 
 from llmtrain.agent import messages
-from llmtrain.backends.base import Backend
 from llmtrain.events.state import RunState
 from llmtrain.run.job_file import JobFile
-from llmtrain.run.layout import RunDir
 from llmtrain.supervise.attempts.crew import Crew
 from llmtrain.supervise.attempts.start_up import StartUp
 from llmtrain.supervise.decision.attempt_plan import AttemptPlan
 from llmtrain.supervise.detection.detect import detect
-from llmtrain.supervise.detection.limits import Limits
+from llmtrain.supervise.session import Session
 
 RETRY_SECONDS = 600.0
 """After a standby that broke, until the next one is tried."""
@@ -77,19 +75,17 @@ class _Stage(Enum):
 class Standby(threading.Thread):
     """Starts one attempt's ranks in standby and keeps their agents company, beside the watch of another."""
 
-    def __init__(
-        self,
-        run: RunDir,
-        plan: AttemptPlan,
-        backend: Backend,
-        limits: Limits,
-        environment: Mapping[str, str],
-    ) -> None:
+    def __init__(self, session: Session, plan: AttemptPlan) -> None:
         super().__init__(name=f"standby-{plan.number}", daemon=True)
         self.plan, self.stage, self.why_broken = plan, _Stage.STARTING, ""
-        self._crew, self._limits = Crew(run, plan, backend, standby=True), limits
+        self._crew, self._limits = Crew(session.run, plan, session.backend, standby=True), session.limits
         self._end, self._is_taken = threading.Event(), False
-        self._start_up = StartUp(self._crew, limits, environment=environment, is_stop_wanted=self._end.is_set)
+        self._start_up = StartUp(
+            self._crew,
+            session.limits,
+            environment=session.environment(),
+            is_stop_wanted=self._end.is_set,
+        )
 
     def run(self) -> None:
         """Start, wait, and unless the ranks were taken, end them."""
@@ -139,16 +135,8 @@ class Standby(threading.Thread):
 class StandbyKeeper:
     """Has the next attempt's ranks ready where that is wanted; lives as long as the supervisor."""
 
-    def __init__(
-        self,
-        run: RunDir,
-        backend: Backend,
-        limits: Limits,
-        settings: StandbySettings,
-        environment: Mapping[str, str],
-    ) -> None:
-        self._run_dir, self._backend, self._limits = run, backend, limits
-        self._settings, self._environment = settings, environment
+    def __init__(self, session: Session) -> None:
+        self._session, self._settings = session, standby_settings(session.job)
         self._standby: Standby | None = None
         self._not_before = 0.0
 
@@ -159,9 +147,7 @@ class StandbyKeeper:
             running = now - (crew.reports.started or now)
             if now >= self._not_before and is_due(crew.state, crew.plan.number, self._settings, running):
                 self._not_before = now + RETRY_SECONDS
-                plan = replace(crew.plan, number=crew.plan.number + 1)
-                environment = self._environment
-                self._standby = Standby(self._run_dir, plan, self._backend, self._limits, environment)
+                self._standby = Standby(self._session, replace(crew.plan, number=crew.plan.number + 1))
                 self._standby.start()
         elif self._standby.stage is _Stage.BROKEN:
             note(f"no ranks wait in standby for a restart: {self._standby.why_broken}", level="info")

@@ -9,16 +9,17 @@ from collections.abc import Callable, Sequence
 
 from llmtrain.config.layout import Layout
 from llmtrain.events.state import RunState
-from llmtrain.run.job_file import JobFile
+from llmtrain.events.words import GainCause
 from llmtrain.run.record import AttemptRecord, RunRecord
 from llmtrain.supervise.decision.attempt_plan import AttemptPlan
 from llmtrain.supervise.decision.failure_rate import expected_between
 from llmtrain.supervise.detection.limits import Limits
 from llmtrain.supervise.nodes.members import Members
+from llmtrain.supervise.session import Session
 
-STEPPED_UP = "step_up"
+STEPPED_UP: GainCause = "step_up"
 """Cause of an attempt's end that nothing was wrong with."""
-REPLACED = "replace_slow"
+REPLACED: GainCause = "replace_slow"
 """Cause of an attempt's end that was left for one without a slow node."""
 FOR_GAIN = (STEPPED_UP, REPLACED)
 LONGEST_BACK_OFF = 32
@@ -92,11 +93,12 @@ class StepUp:
 
 
 def watch_for_nodes(
-    members: Members, record: RunRecord, plan: AttemptPlan, job: JobFile, limits: Limits
+    session: Session, members: Members, record: RunRecord, plan: AttemptPlan
 ) -> StepUp | None:
     """What looks for nodes that come back, for an attempt on a lower rung; None for one on the highest."""
     if not plan.rung:
         return None
+    job, limits = session.job, session.limits
     failures, batch = job.spec.cluster.failures, job.spec.recipe.batch.global_size
     between = expected_between(record.attempts, failures.node_mtbf, len(plan.nodes))
 

@@ -6,22 +6,19 @@ import time
 from collections.abc import Callable, Sequence
 
 from llmtrain.agent import messages
-from llmtrain.backends.base import Backend, Node
-from llmtrain.run.layout import RunDir
+from llmtrain.backends.base import Node
 from llmtrain.supervise.attempts.crew import Crew
-from llmtrain.supervise.control import Control
 from llmtrain.supervise.detection.detect import ended_well
-from llmtrain.supervise.detection.limits import Limits
 from llmtrain.supervise.nodes.fleet import sweep_nodes
+from llmtrain.supervise.session import Session
 
 
 class TearDown:
     """Ends one attempt. With a limit at each step: ranks that do not leave are killed, agents that do not
     answer are cut off, nodes that were not seen to be clean are swept."""
 
-    def __init__(self, run: RunDir, crew: Crew, backend: Backend, limits: Limits, control: Control) -> None:
-        self._run_dir, self._crew, self._backend = run, crew, backend
-        self._limits, self._control = limits, control
+    def __init__(self, session: Session, crew: Crew) -> None:
+        self._session, self._crew, self._limits = session, crew, session.limits
         self.grace: float | None = None
         """Seconds that the ranks were given to save; None: they were not asked."""
 
@@ -62,7 +59,9 @@ class TearDown:
         that comes meanwhile hastens them."""
         deadline = 0.0
         while not self._crew.is_gone():
-            wish = min((each for each in (self._control.wish(), own_wish) if each is not None), default=None)
+            wish = min(
+                (each for each in (self._session.control.wish(), own_wish) if each is not None), default=None
+            )
             if wish is not None and (self.grace is None or wish < self.grace):
                 self.grace = wish
                 self._crew.fleet.send_all(messages.Stop(grace=wish))
@@ -73,8 +72,8 @@ class TearDown:
 
     def _sweep(self, nodes: Sequence[Node], note: Callable[[str], None]) -> set[str]:
         """End what is left on nodes; names of those that cannot be reached."""
-        older_than = self._crew.plan.number + 1
-        swept, failed = sweep_nodes(self._run_dir, self._backend, nodes, older_than=older_than, grace=0.0)
+        session, older_than = self._session, self._crew.plan.number + 1
+        swept, failed = sweep_nodes(session.run, session.backend, nodes, older_than=older_than, grace=0.0)
         for name, word in {**swept, **failed}.items():
             note(f"{name}: {word}")
         return set(failed)

@@ -11,11 +11,10 @@ from typing import Literal
 
 from llmtrain.backends.preflight import PreflightError
 from llmtrain.errors import ExitStatus, InfeasibleError, LlmtrainError
+from llmtrain.events.words import Action, AttemptOutcome, EndCause, ErrorClass
 from llmtrain.run.record import AttemptRecord
 
-Action = Literal["finish", "stop", "give_up", "restart"]
-
-HOPELESS: dict[str, ExitStatus] = {
+HOPELESS: dict[ErrorClass | Literal[""], ExitStatus] = {
     "config": ExitStatus.FAILED,
     "numeric": ExitStatus.DO_NOT_RESTART,
     "checkpoint": ExitStatus.DO_NOT_RESTART,
@@ -50,13 +49,12 @@ class Budget:
 class AttemptEnd:
     """How an attempt ended."""
 
-    outcome: Literal["completed", "stopped", "failed"]
+    outcome: AttemptOutcome
     stop_wanted: bool = False
     """Whether somebody had asked for a stop."""
-    cause: str = ""
-    """Kind of the first finding."""
+    cause: EndCause | Literal[""] = ""
     message: str = ""
-    error_class: str = ""
+    error_class: ErrorClass | Literal[""] = ""
     step: int = 0
     """Step that a failed rank was in."""
     gain: str = ""

@@ -10,29 +10,30 @@ from __future__ import annotations
 import signal
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Literal
 
 from llmtrain.events.state import RunState
+from llmtrain.events.words import ErrorClass, FindingKind
 from llmtrain.supervise.detection.limits import Limits
 from llmtrain.supervise.detection.reports import NodeReport, RankEnd, Reports
 
 UNEXPLAINED_SECONDS = 2.0
 """A rank that vanished may have finished: its node script's exit code tells, a moment later."""
 
-COMMUNICATION = "communication"
+COMMUNICATION: ErrorClass = "communication"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
     """One thing that is wrong."""
 
-    kind: str
-    """rank_failed | rank_dead | launcher_failed | agent_lost | node_silent | start_timeout | hang"""
+    kind: FindingKind
     message: str
     at: float
     """When it became known, by the supervisor's monotonic clock."""
     rank: int | None = None
     node: int | None = None
-    error_class: str = ""
+    error_class: ErrorClass | Literal[""] = ""
     """Of `rank_failed`: the class that the rank gave (`RankFailed.error_class`)."""
     step: int = 0
     """Of `rank_failed`: the step that it was in."""
@@ -137,7 +138,7 @@ def _agents(reports: Reports, limits: Limits, now: float) -> Iterator[Finding]:
             )
 
 
-def _node_finding(report: NodeReport, kind: str, what: str, at: float) -> Finding:
+def _node_finding(report: NodeReport, kind: FindingKind, what: str, at: float) -> Finding:
     return Finding(kind=kind, message=f"node {report.name}: {what}", at=at, node=report.node)
 
 

@@ -8,8 +8,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from llmtrain.config.cluster import PatienceConfig
+from llmtrain.events.words import Phase
 
-PHASE_SECONDS: dict[str, float] = {
+PHASE_SECONDS: dict[Phase, float] = {
     "start": 300.0,
     "build": 600.0,
     "load": 1800.0,
@@ -57,9 +58,9 @@ class Limits:
     """For one node to reach another's rendezvous port, at each try."""
     control_retries: int = 3
     """Tries after the first one."""
-    phases: Mapping[str, float] = field(default_factory=lambda: dict(PHASE_SECONDS))
+    phases: Mapping[Phase, float] = field(default_factory=lambda: dict(PHASE_SECONDS))
 
-    def phase(self, name: str) -> float:
+    def phase(self, name: Phase) -> float:
         """Limit of a phase; the longest one for a phase that this version does not know."""
         return self.phases.get(name, max(self.phases.values()))
 

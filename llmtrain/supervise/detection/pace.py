@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 from llmtrain.events.event import Event
 from llmtrain.events.schema import CheckpointCommitted, Evaluated, PhaseStarted, StepFinished
+from llmtrain.events.words import Phase
 
 MEASURED_STEPS = 512
 """Newest steps of an attempt that its step limit follows."""
@@ -20,7 +21,7 @@ STEP_FACTOR, STEP_FLOOR = 3.0, 8.5
 leaves 1.5 s for the agents' answers, so that a hang is known within 10 s."""
 PHASE_FACTOR = 10.0
 """Limit of another phase: so many times the slowest one measured."""
-PHASE_FLOORS: Mapping[str, float] = {
+PHASE_FLOORS: Mapping[Phase, float] = {
     "start": 120.0,
     "build": 120.0,
     "load": 300.0,
@@ -36,8 +37,8 @@ class Pace:
     """Durations measured in the attempt under way, and the slowest of each phase in the whole run."""
 
     steps: deque[float] = field(default_factory=lambda: deque(maxlen=MEASURED_STEPS))
-    slowest: dict[str, float] = field(default_factory=dict)
-    _phase_since: dict[str, float] = field(default_factory=dict)
+    slowest: dict[Phase, float] = field(default_factory=dict)
+    _phase_since: dict[Phase, float] = field(default_factory=dict)
 
     def observe(self, event: Event) -> None:
         """Take in an event of a rank."""
@@ -58,7 +59,7 @@ class Pace:
         """What stays true: steps may take another time in another layout, so they are measured anew."""
         return Pace(slowest=dict(self.slowest))
 
-    def limit(self, phase: str, generous: float) -> float:
+    def limit(self, phase: Phase, generous: float) -> float:
         """Longest silence in a phase; never more than the generous limit, seconds."""
         if phase == "step":
             if len(self.steps) < STEPS_BEFORE:
@@ -74,6 +75,6 @@ class Pace:
         ordered = sorted(self.steps)
         return ordered[math.ceil(0.99 * len(ordered)) - 1] if ordered else 0.0
 
-    def _note(self, phase: str, seconds: float) -> None:
+    def _note(self, phase: Phase, seconds: float) -> None:
         if math.isfinite(seconds):
             self.slowest[phase] = max(seconds, self.slowest.get(phase, 0.0))

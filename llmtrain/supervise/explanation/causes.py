@@ -10,11 +10,33 @@ import re
 import signal
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
+from llmtrain.events.words import ErrorClass, FindingKind
 from llmtrain.supervise.detection.detect import Finding, describe_exit
 from llmtrain.supervise.detection.reports import RankEnd
 
-CLASSES: dict[str, str] = {
+CauseClass = Literal[
+    "device_memory",
+    "host_memory",
+    "device",
+    "communication",
+    "storage",
+    "numeric",
+    "checkpoint",
+    "data",
+    "config",
+    "user_code",
+    "native_crash",
+    "hang",
+    "node",
+    "launcher",
+    "scheduler",
+    "signal",
+    "unknown",
+]
+
+CLASSES: dict[CauseClass, str] = {
     "device_memory": "the device's memory ran out",
     "host_memory": "the machine's memory ran out",
     "device": "a GPU failed",
@@ -35,57 +57,55 @@ CLASSES: dict[str, str] = {
 }
 """Class -> what it means."""
 
-WORDS: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
-    (name, re.compile(pattern, re.IGNORECASE))
-    for name, pattern in (
-        (
-            "device_memory",
-            r"CUDA out of memory|torch\.(?:cuda\.)?OutOfMemoryError|CUDA error: out of memory"
-            r"|CUBLAS_STATUS_ALLOC_FAILED|CUDNN_STATUS_ALLOC_FAILED|NCCL.*Cuda failure.*out of memory",
-        ),
-        (
-            "host_memory",
-            r"MemoryError|Cannot allocate memory|can't allocate memory|std::bad_alloc|oom-kill"
-            r"|DefaultCPUAllocator: not enough memory|unable to mmap|Bus error.*shm|Out of memory: Killed",
-        ),
-        (
-            "device",
-            r"NVRM: Xid|uncorrectable ECC|device-side assert|illegal memory access|unspecified launch failure"
-            r"|CUDA error: (?:an illegal|hardware|unknown|the launch timed)|CUBLAS_STATUS_EXECUTION_FAILED"
-            r"|GPU has fallen off the bus|no CUDA-capable device|CUDA driver initialization failed"
-            r"|NVLink.*error|CUDA error: all CUDA-capable devices are busy",
-        ),
-        (
-            "storage",
-            r"No space left on device|Read-only file system|Input/output error|Stale file handle"
-            r"|Disk quota exceeded|Too many open files|OSError: \[Errno (?:5|28|30|116|122)\]"
-            r"|SafetensorError|Transport endpoint is not connected",
-        ),
-        (
-            "communication",
-            r"NCCL (?:error|WARN.*(?:failed|timed out))|ncclInternalError|ncclSystemError|ncclRemoteError"
-            r"|ncclUnhandledCudaError|Watchdog caught collective operation timeout|Gloo connectFullMesh"
-            r"|gloo/transport|Connection (?:reset|closed|refused) by peer|Connection reset|Connection refused"
-            r"|DistNetworkError|DistStoreError|DistBackendError|TCPStore|Broken pipe|Socket Timeout"
-            r"|wait timeout after|NET/IB.*(?:error|failed)|No route to host",
-        ),
-        ("numeric", r"NumericError|not both finite|FloatingPointError|found inf|loss is nan"),
-        (
-            "scheduler",
-            r"slurmstepd: error:.*(?:CANCELLED|DUE TO TIME LIMIT|DUE TO PREEMPTION|NODE FAIL)"
-            r"|DUE TO TIME LIMIT|PREEMPTED",
-        ),
-        ("native_crash", r"Segmentation fault|Fatal Python error|core dumped|double free or corruption"),
-        (
-            "user_code",
-            r"^(?:\w+\.)*(?:\w*Error|\w*Exception|AssertionError|KeyboardInterrupt)\b(?:: |$)"
-            r"|Traceback \(most recent call last\)",
-        ),
-    )
+PATTERNS: tuple[tuple[CauseClass, str], ...] = (
+    (
+        "device_memory",
+        r"CUDA out of memory|torch\.(?:cuda\.)?OutOfMemoryError|CUDA error: out of memory"
+        r"|CUBLAS_STATUS_ALLOC_FAILED|CUDNN_STATUS_ALLOC_FAILED|NCCL.*Cuda failure.*out of memory",
+    ),
+    (
+        "host_memory",
+        r"MemoryError|Cannot allocate memory|can't allocate memory|std::bad_alloc|oom-kill"
+        r"|DefaultCPUAllocator: not enough memory|unable to mmap|Bus error.*shm|Out of memory: Killed",
+    ),
+    (
+        "device",
+        r"NVRM: Xid|uncorrectable ECC|device-side assert|illegal memory access|unspecified launch failure"
+        r"|CUDA error: (?:an illegal|hardware|unknown|the launch timed)|CUBLAS_STATUS_EXECUTION_FAILED"
+        r"|GPU has fallen off the bus|no CUDA-capable device|CUDA driver initialization failed"
+        r"|NVLink.*error|CUDA error: all CUDA-capable devices are busy",
+    ),
+    (
+        "storage",
+        r"No space left on device|Read-only file system|Input/output error|Stale file handle"
+        r"|Disk quota exceeded|Too many open files|OSError: \[Errno (?:5|28|30|116|122)\]"
+        r"|SafetensorError|Transport endpoint is not connected",
+    ),
+    (
+        "communication",
+        r"NCCL (?:error|WARN.*(?:failed|timed out))|ncclInternalError|ncclSystemError|ncclRemoteError"
+        r"|ncclUnhandledCudaError|Watchdog caught collective operation timeout|Gloo connectFullMesh"
+        r"|gloo/transport|Connection (?:reset|closed|refused) by peer|Connection reset|Connection refused"
+        r"|DistNetworkError|DistStoreError|DistBackendError|TCPStore|Broken pipe|Socket Timeout"
+        r"|wait timeout after|NET/IB.*(?:error|failed)|No route to host",
+    ),
+    ("numeric", r"NumericError|not both finite|FloatingPointError|found inf|loss is nan"),
+    (
+        "scheduler",
+        r"slurmstepd: error:.*(?:CANCELLED|DUE TO TIME LIMIT|DUE TO PREEMPTION|NODE FAIL)"
+        r"|DUE TO TIME LIMIT|PREEMPTED",
+    ),
+    ("native_crash", r"Segmentation fault|Fatal Python error|core dumped|double free or corruption"),
+    (
+        "user_code",
+        r"^(?:\w+\.)*(?:\w*Error|\w*Exception|AssertionError|KeyboardInterrupt)\b(?:: |$)"
+        r"|Traceback \(most recent call last\)",
+    ),
 )
 """Class -> what its lines look like; the first that fits counts, most specific first."""
+WORDS = tuple((name, re.compile(pattern, re.IGNORECASE)) for name, pattern in PATTERNS)
 
-BY_ERROR_CLASS: dict[str, str] = {
+BY_ERROR_CLASS: dict[ErrorClass | Literal[""], CauseClass] = {
     "out_of_memory": "device_memory",
     "communication": "communication",
     "storage": "storage",
@@ -97,7 +117,7 @@ BY_ERROR_CLASS: dict[str, str] = {
 }
 """The engine's own word (`RankFailed.error_class`) -> class."""
 
-BY_KIND: dict[str, str] = {
+BY_KIND: dict[FindingKind, CauseClass] = {
     "hang": "hang",
     "agent_lost": "node",
     "node_silent": "node",
@@ -115,8 +135,7 @@ CRASHES = (signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGABRT, signal.
 class Cause:
     """Why an attempt ended."""
 
-    kind: str
-    """A key of `CLASSES`."""
+    kind: CauseClass
     evidence: str = ""
     """The line, exit code or count that says so."""
 

@@ -14,12 +14,13 @@ from pathlib import Path
 
 from llmtrain.config.codec import to_json
 from llmtrain.events.state import RunState
+from llmtrain.events.words import FindingKind
 from llmtrain.run.atomic import write_atomic, write_json
 from llmtrain.run.layout import AttemptDir
 from llmtrain.supervise.detection.detect import Finding, describe_exit
 from llmtrain.supervise.detection.evidence import collective_table, name_ranks
 from llmtrain.supervise.detection.reports import RankEnd, Reports
-from llmtrain.supervise.explanation.causes import CLASSES, Cause, cause_of
+from llmtrain.supervise.explanation.causes import CLASSES, Cause, CauseClass, cause_of
 from llmtrain.supervise.explanation.stacks import StackGroup, group_stacks, read_stacks
 
 LAST_LINES = 20
@@ -57,11 +58,10 @@ class PostMortem:
     """Epoch seconds."""
     verdict: str
     """The whole story in a sentence or two."""
-    cause: str
-    """A key of `causes.CLASSES`."""
+    cause: CauseClass
     evidence: str
-    finding: str
-    """Kind of the first finding."""
+    finding: FindingKind
+    """The first one."""
     message: str
     rank: int | None
     node: str

@@ -9,6 +9,7 @@ from llmtrain.backends.base import Node
 from llmtrain.config.layout import Layout
 from llmtrain.errors import InfeasibleError, Problem
 from llmtrain.events.watching import NodeChanged
+from llmtrain.events.words import NodeStatus
 from llmtrain.plan.ladder import lowest_rung
 from llmtrain.plan.placement import check_rank_order, near_pipelines, rank_order, ranks_on_nodes
 from llmtrain.run.job_file import JobFile
@@ -110,7 +111,7 @@ def due(record: RunRecord, now: float, quarantine: float) -> tuple[str, ...]:
 
 
 def node_changes(
-    told: Mapping[str, str], record: RunRecord, now: float, quarantine: float
+    told: Mapping[str, NodeStatus], record: RunRecord, now: float, quarantine: float
 ) -> list[NodeChanged]:
     """What to say of nodes that are left out, or not any more, against what was said of them last.
 
@@ -119,10 +120,11 @@ def node_changes(
     over = due(record, now, quarantine)
     found = []
     for loss in record.losses:
-        state = "healthy" if not loss.is_away else "lost" if loss.node in over else "quarantined"
-        if told.get(loss.node, "healthy") == state:
+        away = NodeStatus.LOST if loss.node in over else NodeStatus.QUARANTINED
+        state = away if loss.is_away else NodeStatus.HEALTHY
+        if told.get(loss.node, NodeStatus.HEALTHY) == state:
             continue
-        end = loss.since + quarantine_of(loss, quarantine) if state == "quarantined" else None
+        end = loss.since + quarantine_of(loss, quarantine) if state is NodeStatus.QUARANTINED else None
         reason = loss.why if loss.is_away else "it is fit again"
         found.append(NodeChanged(node=loss.node, state=state, reason=reason, until=end))
     return found

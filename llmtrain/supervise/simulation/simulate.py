@@ -12,6 +12,7 @@ from dataclasses import replace
 
 from llmtrain.backends.base import Node
 from llmtrain.errors import InfeasibleError
+from llmtrain.events.words import GainCause
 from llmtrain.plan.save_interval import save_interval
 from llmtrain.run.record import AttemptRecord, RunRecord
 from llmtrain.supervise.attempts.step_up import REPLACED, STEPPED_UP, may_restart_for_gain, pays
@@ -60,8 +61,9 @@ class _Simulation:
         self._first = 1
         replaces = scenario.job.spec.recipe.faults.slow_ranks == "replace"
         self._slow = SlowTimes(replaces=replaces, took=self._took, limits=self._limits)
-        self._leave_at, self._leaves_by = 0.0, ""
-        """When the attempt under way is left for a better one if nothing fails, and the cause."""
+        self._leave_at = 0.0
+        """When the attempt under way is left for a better one if nothing fails."""
+        self._leaves_by: GainCause = STEPPED_UP
         self._risk: tuple[float, float] | None = None
         """What the last step up cost, and the speed before it."""
 
@@ -132,25 +134,19 @@ class _Simulation:
         self._leaves_by = STEPPED_UP
         incident = self._next_that_matters(plan, between)
         end = self._leave_at if incident is None else incident.at
-        trained = max(0.0, end - self._now)
+        since = self._now
+        trained = max(0.0, end - since)
         saves = int(trained // (interval + took.stall))
-        is_lost = incident is not None
         committed = (
             saves * interval
             if saves and trained % (interval + took.stall) >= took.write
             else max(0, saves - 1) * interval
         )
         work = trained - saves * took.stall
-        kept = committed if is_lost else work
-        names = [node.name for node in plan.nodes]
-        waited = min(kept, self._slow.cost(names, self._now, self._now + kept))
+        kept = work if incident is None else committed
         self._spend("saving", saves * took.stall)
         self._spend("done again", work - kept)
-        self._spend("slower by a slow node", waited)
-        kept -= waited
-        self._spend("productive", kept * speed)
-        self._spend("slower on a lower rung", kept * (1.0 - speed))
-        self._done += kept * speed
+        self._keep(plan, since, kept, speed)
         self._judge_step_up(speed, trained)
         if incident is not None:
             self._fail(plan, incident, began)
@@ -160,6 +156,15 @@ class _Simulation:
                 self._risk = (self._took.restart, speed)
             self._leave_for_better(plan, began)
         return None
+
+    def _keep(self, plan: AttemptPlan, since: float, kept: float, speed: float) -> None:
+        """Book the seconds of training, from a moment on, that no restart takes back."""
+        names = [node.name for node in plan.nodes]
+        waited = min(kept, self._slow.cost(names, since, since + kept))
+        self._spend("slower by a slow node", waited)
+        self._spend("productive", (kept - waited) * speed)
+        self._spend("slower on a lower rung", (kept - waited) * (1.0 - speed))
+        self._done += (kept - waited) * speed
 
     def _judge_step_up(self, speed: float, trained: float) -> None:
         """In hindsight: whether the step up before this attempt was worth the restart."""
@@ -247,12 +252,11 @@ class _Simulation:
         self._spend("detecting", seen.seconds)
         self._spend("tearing down", self._took.tear_down)
         name = f"n{incident.node}"
+        why = finding.message if finding else ""
         if incident.kind == "node":
-            why = finding.message if finding else ""
             self._record = with_losses(self._record, [name], why, self._now)
             self._account.most_lost = max(self._account.most_lost, len(self._record.lost_nodes))
-        cause, message = (finding.kind, finding.message) if finding else ("", "")
-        end = AttemptEnd(outcome="failed", cause=cause, message=message)
+        end = AttemptEnd(outcome="failed", cause=finding.kind if finding else "", message=why)
         self._decided(plan, end, began)
 
     def _leave_for_better(self, plan: AttemptPlan, began: float) -> None:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from llmtrain.agent import messages
 from llmtrain.events.records import RankState, RankStatus
 from llmtrain.events.state import RunState
+from llmtrain.events.words import Phase
 from llmtrain.supervise.attempts.crew import TICK_SECONDS
 from llmtrain.supervise.detection.detect import Finding, detect
 from llmtrain.supervise.detection.limits import Limits
@@ -113,7 +114,7 @@ class Watch:
         return reports
 
 
-def _state_of(phase: str) -> RunState:
+def _state_of(phase: Phase) -> RunState:
     ranks = {
         rank: RankState(rank=rank, attempt=1, status=RankStatus.RUNNING, phase=phase, step=100)
         for rank in range(WATCHED_RANKS)
