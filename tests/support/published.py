@@ -111,6 +111,9 @@ NODE_BANDWIDTH = {
     "internevo": ("roce", 50e9),
     "nanotron": ("ib-ndr", 400e9),
 }
+INSIDE_NODE = {"bigscience_a100": 100e9}
+"""Bytes/s between two accelerators of a node where it is less than the full NVLink: "NVLink 4 inter-gpu
+connects" of 25 GB/s each (train/tr11-176B-ml/README.md of bigscience)."""
 
 
 @dataclass(frozen=True)
@@ -276,7 +279,7 @@ def software(raw: dict[str, Any]) -> SoftwareConfig:
     changes: dict[str, Any] = {}
     if raw["group"] == "torchtitan":
         changes["fused_kernels"] = "compile" in notes and "compile off" not in notes
-        if "async" in notes:
+        if "async" in notes or "async" in raw["id"]:
             changes["overlap_tensor"] = 0.5
         changes["selective_recompute"] = "alternate-layers" if "every second layer" in notes else "operators"
         changes["fp8_scaling"] = "row" if "rowwise" in raw["id"] else "tensor"
@@ -310,7 +313,7 @@ def _cluster(raw: dict[str, Any], calibration: CalibrationConfig | None = None) 
         nodes=-(-hardware["gpus"] // per_node),
         gpus_per_node=per_node,
         accelerator=accelerator,
-        intra_node=LinkConfig(kind=NVLINK[accelerator[:2]]),
+        intra_node=LinkConfig(kind=NVLINK[accelerator[:2]], bandwidth=INSIDE_NODE.get(raw["group"])),
         inter_node=InterNodeConfig(
             data=LinkConfig(kind=link, bandwidth=bandwidth),
             control=LinkConfig(kind="tcp"),
