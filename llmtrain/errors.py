@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
@@ -18,6 +19,11 @@ class ExitStatus(IntEnum):
     DO_NOT_RESTART = 93
 
 
+QUOTED_CHARACTERS = 200
+"""Most that a message quotes of a value; what to type, in a hint, is never cut."""
+_LONG_QUOTE = re.compile(rf"`([^`]{{{QUOTED_CHARACTERS}}})[^`]+`")
+
+
 @dataclass(frozen=True, slots=True)
 class Problem:
     """One thing that is wrong: where it is, what it is, and what to do about it.
@@ -31,9 +37,16 @@ class Problem:
     may_pass: bool = field(default=False, compare=False, repr=False)
     """Whether trying again may help: the file system refused, nothing is known to be bad."""
 
+    def __post_init__(self) -> None:
+        if len(self.message) > QUOTED_CHARACTERS:
+            object.__setattr__(self, "message", _LONG_QUOTE.sub(r"`\1...`", self.message))
+
     def text(self) -> str:
         """Return the problem as the lines a person reads."""
-        head = f"{self.where}: {self.message}" if self.where else self.message
+        where = self.where
+        if len(where) > 2 * QUOTED_CHARACTERS:
+            where = f"{where[:QUOTED_CHARACTERS]}...{where[-QUOTED_CHARACTERS // 2 :]}"
+        head = f"{where}: {self.message}" if where else self.message
         return f"{head}\n  hint: {self.hint}" if self.hint else head
 
 

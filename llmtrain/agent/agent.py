@@ -27,6 +27,7 @@ from llmtrain.agent.link import Link
 from llmtrain.agent.orphan import call_for_help
 from llmtrain.agent.ranks import open_pidfd
 from llmtrain.agent.room import no_room_for
+from llmtrain.agent.scratch import Scratch
 from llmtrain.agent.script import start_script
 from llmtrain.agent.sweep import sweep
 from llmtrain.agent.watch import ScriptWatch
@@ -50,6 +51,7 @@ class Agent:
         self.writer: EventWriter | None = None
         self.stage = "idle"
         self._door = Door()
+        self._scratch = Scratch(run.path, attempt, node)
         self._selector = selectors.DefaultSelector()
         self._selector.register(link.incoming, selectors.EVENT_READ, None)
         self._deadline = float("inf")
@@ -118,11 +120,12 @@ class Agent:
             return
         if not start.standby:
             swept = sweep(self.run_dir.path, older_than=start.attempt, standby_too=True)
+            self._scratch.sweep()
             if swept.killed:
                 text = f"killed leftovers of an earlier attempt: {swept.killed}"
                 self.link.send(messages.Note(message=text))
         self.start, log = start, self._script_log(start)
-        script = start_script(self.run_dir, start, log)
+        script = start_script(self.run_dir, start, log, self._scratch.variables())
         self._wake_on_end(open_pidfd(script.pid))
         self.watch = ScriptWatch(self.attempt, start, script, self.link.send, log=log)
         if start.standby:
@@ -229,7 +232,9 @@ class Agent:
     def _tear_down(self) -> tuple[int, ...]:
         if self.writer is not None:
             self.writer.close(2.0)
-        return () if self.watch is None else self.watch.tear_down(self.run_dir)
+        left = () if self.watch is None else self.watch.tear_down(self.run_dir)
+        self._scratch.remove()
+        return left
 
 
 def agent_main(run_dir: Path, attempt: int, node: int) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+from collections.abc import Mapping
 from pathlib import Path
 
 from llmtrain.agent import messages
@@ -12,8 +13,11 @@ from llmtrain.agent.sweep import ATTEMPT_MARKER, RUN_MARKER, STANDBY_MARKER
 from llmtrain.run.layout import RunDir
 
 
-def start_script(run: RunDir, start: messages.Start, log: Path) -> subprocess.Popen[bytes]:
-    """Start the node script in a session of its own, its output appended to a log.
+def start_script(
+    run: RunDir, start: messages.Start, log: Path, variables: Mapping[str, str]
+) -> subprocess.Popen[bytes]:
+    """Start the node script in a session of its own, its output appended to a log; `variables` are added to
+    its environment.
 
     In standby its standard input is a pipe into which nobody writes: all its descendants see it end when
     the agent closes it. Raises OSError.
@@ -30,7 +34,7 @@ def start_script(run: RunDir, start: messages.Start, log: Path) -> subprocess.Po
             stdin=subprocess.PIPE if start.standby else subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,
-            env={**os.environ, **start.environment, **markers},
+            env={**os.environ, **start.environment, **variables, **markers},
             start_new_session=True,
             preexec_fn=die_with_parent(),  # noqa: PLW1509
         )

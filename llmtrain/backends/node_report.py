@@ -12,6 +12,16 @@ import struct
 import sys
 import time
 
+PACKAGES = {
+    "numpy": "numpy",
+    "psutil": "psutil",
+    "tokenizers": "tokenizers",
+    "xxhash": "xxhash",
+    "yaml": "pyyaml",
+    "zstandard": "zstandard",
+}
+"""What agents and ranks import beside torch -> the name that pip knows it by."""
+
 
 def report(nonce_file: str, write: bool) -> "dict[str, object]":
     """Everything; what cannot be found out is empty."""
@@ -24,6 +34,7 @@ def report(nonce_file: str, write: bool) -> "dict[str, object]":
         "python": "{}.{}.{}".format(*sys.version_info[:3]),
         "llmtrain": llmtrain(),
         "torch": version("torch"),
+        "missing": missing(),
         "time": time.time(),
         "addresses": addresses(),
         # "client port server port": the address that this node was entered by
@@ -63,6 +74,13 @@ def version(name: str) -> str:
         return installed(name)
     except Exception:
         return ""
+
+
+def missing() -> "list[str]":
+    """Packages that are not there, by pip's names."""
+    import importlib.util
+
+    return [PACKAGES[name] for name in sorted(PACKAGES) if importlib.util.find_spec(name) is None]
 
 
 def addresses() -> "dict[str, str]":

@@ -51,6 +51,8 @@ class Report:
     """Version, or `SomeError: text`."""
     torch: str
     """Version, empty when it is not installed."""
+    missing: tuple[str, ...] = ()
+    """Packages beside torch that agents and ranks need, by pip's names."""
     time: float
     addresses: Mapping[str, str]
     """Interface -> IPv4 address."""
@@ -135,6 +137,10 @@ def _software(name: str, report: Report, expected: Expected, torch: str, python:
     elif report.llmtrain != expected.llmtrain:
         message = f"llmtrain {report.llmtrain} is installed, here it is {expected.llmtrain}"
         yield Problem(name, message, f"`{pip} llmtrain=={expected.llmtrain}` on {name}")
+    elif report.missing:
+        # A pushed llmtrain brings no packages along.
+        message = f"{report.executable} has no {', '.join(report.missing)}"
+        yield Problem(name, message, f"`{pip} {' '.join(report.missing)}` on {name}")
     if not report.torch:
         wanted = f"torch=={torch}" if torch else "torch"
         yield Problem(name, f"{report.executable} has no torch", f"`{pip} {wanted}` on {name}")

@@ -6,13 +6,15 @@ from pathlib import Path
 
 from llmtrain.config.cluster import ClusterProfile
 from llmtrain.config.hosts import Host, expand_hosts, read_hostfile
-from llmtrain.config.ssh import SshConfig
+from llmtrain.config.ssh import USER_CONFIG, SshConfig
 from llmtrain.errors import ConfigError, Problem
 
 
 def named_hosts(cluster: ClusterProfile) -> list[Host]:
-    """Hosts of the profile or of its hostfile. Raises ConfigError."""
+    """Hosts of the profile or of its hostfile. Raises ConfigError, also when the file that says how to reach
+    them is not there."""
     ssh = cluster.backend.ssh or SshConfig()
+    _refuse_missing(ssh)
     if not ssh.hostfile:
         hosts, problems = expand_hosts(ssh.hosts, "backend.ssh.hosts")
     else:
@@ -32,3 +34,10 @@ def named_hosts(cluster: ClusterProfile) -> list[Host]:
     if problems:
         raise ConfigError(problems)
     return hosts
+
+
+def _refuse_missing(ssh: SshConfig) -> None:
+    if ssh.config_file != USER_CONFIG and not Path(ssh.config_file).expanduser().is_file():
+        message = f"there is no file {ssh.config_file}"
+        hint = f"name one that `ssh -F` takes, or remove it: then {USER_CONFIG} holds"
+        raise ConfigError([Problem("backend.ssh.config_file", message, hint)])

@@ -111,6 +111,7 @@ def ask(transport: Transport, name: str, python: str, nonce: Path, *, write: boo
         fields = {field.name for field in dataclasses.fields(Report)}
         known = {key: value for key, value in raw.items() if key in fields}
         known["health"] = _health(known.get("health"))
+        known["missing"] = tuple(known.get("missing", ()))
         return Report(**known, seen_at=began + took / 2, uncertainty=took / 2)
     except (ValueError, IndexError, TypeError, AttributeError) as error:
         said = done.stderr.decode("utf-8", "replace").strip().splitlines()

@@ -9,6 +9,7 @@ import typer
 
 from llmtrain.cli import console
 from llmtrain.cli.options import Json, Overrides
+from llmtrain.cli.profile_lines import profile_lines
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -79,7 +80,8 @@ def _whole_cluster(
         _refuse_outside(cluster, profile, [*options, *(["--json"] if as_json else [])])
     folder = (runs or Path(profile.storage.path)).expanduser().absolute()
     console.say(f"looking at {profile.nodes} nodes" + ("" if quick else "; a minute or two for all pairs"))
-    diagnosis = diagnose_cluster(profile, load_backend(profile), folder, quick=quick)
+    with profile_lines(cluster, [f"cluster.{text.removeprefix('cluster.')}" for text in overrides]):
+        diagnosis = diagnose_cluster(profile, load_backend(profile), folder, quick=quick)
     if as_json:
         console.emit_json(diagnosis.document())
     else:

@@ -9,6 +9,7 @@ import typer
 
 from llmtrain.cli import console
 from llmtrain.cli.options import ClusterName, Json, Overrides, RecipeName, RunFolder
+from llmtrain.cli.profile_lines import profile_lines
 from llmtrain.errors import ExitStatus
 
 if TYPE_CHECKING:
@@ -81,17 +82,16 @@ def _launch_run(
     from llmtrain.supervise.create import create_run, plan_as_files, run_dir_for
 
     spec = resolve(recipe, cluster, overrides)
-    if spec.cluster.backend.kind == "ssh":
-        from llmtrain.backends.ssh_hosts import named_hosts
-
-        named_hosts(spec.cluster)  # a bad hostfile is found by --dry-run too
+    with profile_lines(cluster, overrides):
+        _check_here(spec.cluster)
     plan = make_plan(spec)
     check_supported(spec.recipe, plan.plans[0].layout)
     there = _login_folder(spec.cluster)
     storage = "runs" if there else spec.cluster.storage.path
     run = run_dir_for(spec.recipe.name, storage, run_dir)
     target = there(spec.cluster, run) if there else run
-    job, rendered = plan_as_files(run, spec, plan, place=target)
+    with profile_lines(cluster, overrides):
+        job, rendered = plan_as_files(run, spec, plan, place=target)
     if dry_run:
         _show(target, rendered, as_json=as_json)
         return ExitStatus.DONE
@@ -104,15 +104,31 @@ def _launch_run(
         wrong := missing_inputs(recipe, overrides) or unfit_inputs(recipe, overrides)
     ):
         raise ConfigError(wrong)
-    backend = load_backend(spec.cluster)
-    if problems := backend.check(spec, target):
-        raise ConfigError(problems)
+    with profile_lines(cluster, overrides):
+        backend = load_backend(spec.cluster)
+        if problems := backend.check(spec, target):
+            raise ConfigError(problems)
     console.say_problems(plan.problems, word="warning")
     create_run(run, rendered)
     if there:
         _note_where(run, spec.cluster)
     # What happens on another machine's disks cannot be shown as it goes.
-    return _start(run, job, backend, detach=detach or there is not None, as_json=as_json)
+    with profile_lines(cluster, overrides):
+        return _start(run, job, backend, detach=detach or there is not None, as_json=as_json)
+
+
+def _check_here(cluster: ClusterProfile) -> None:
+    """Raise ConfigError for what this machine alone can tell is wrong, so that --dry-run finds it too."""
+    if cluster.backend.kind == "ssh":
+        from llmtrain.backends.ssh_hosts import named_hosts
+
+        named_hosts(cluster)
+    elif cluster.backend.slurm is not None and cluster.backend.slurm.setup:
+        from llmtrain.backends.slurm.setup_lines import unreadable_setup
+        from llmtrain.errors import ConfigError
+
+        if problems := unreadable_setup(cluster.backend.slurm.setup):
+            raise ConfigError(problems)
 
 
 def _start(run: RunDir, job: JobFile, backend: Backend, *, detach: bool, as_json: bool) -> int:

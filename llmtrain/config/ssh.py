@@ -23,9 +23,9 @@ class SshConfig:
     """Login name on the nodes; default: as ~/.ssh/config says, else yours."""
     port: Annotated[int, Bounds(low=1, high=65535)] | None = None
     """Port of the nodes' sshd; default: as ~/.ssh/config says, else 22."""
-    identity_file: str = ""
+    identity_file: Annotated[str, RelativeTo()] = ""
     """Private key to log in with, besides those of the agent and of ~/.ssh/config."""
-    config_file: str = USER_CONFIG
+    config_file: Annotated[str, RelativeTo((USER_CONFIG,))] = USER_CONFIG
     """Configuration file of the SSH client; another one stands alone, as with `ssh -F`."""
     connect_timeout: PositiveDuration = 10.0
     """A node that is silent for so long, in seconds, while it is connected to is given up."""

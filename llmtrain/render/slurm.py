@@ -11,6 +11,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from llmtrain.config.cluster import ClusterProfile
+from llmtrain.config.reading.nodes import printable
+from llmtrain.config.rules.slurm import CONTROL
 from llmtrain.config.slurm import SlurmConfig, slurm_config
 from llmtrain.errors import ConfigError, Problem
 from llmtrain.render.environment import Plain, environment
@@ -24,7 +26,6 @@ SUPERVISOR_STARTS = 4
 """How often the batch script starts a supervisor that was killed, within one job."""
 
 _BARE = re.compile(r"[A-Za-z0-9_./:,@%+=\[\]*|&!~^-]+\Z")
-_CONTROL = re.compile(r"[\x00-\x1f\x7f\x85\u2028\u2029]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,9 +45,10 @@ class Directive:
 
 def sbatch_word(value: str) -> str:
     """One word on an `#SBATCH` line; raises ConfigError for a text that no such line can carry."""
-    if _CONTROL.search(value):
+    if CONTROL.search(value):
+        shown = printable(value)
         message = (
-            f"{value!r} holds a line break or another control character, which no #SBATCH line can carry"
+            f"`{shown}` holds a line break or another control character, which no #SBATCH line can carry"
         )
         raise ConfigError([Problem("backend.slurm", message)])
     if _BARE.match(value):
@@ -164,10 +166,10 @@ def _output(config: SlurmConfig, run: RunDir) -> Iterator[Directive]:
 def _verbatim_path(run: RunDir) -> str:
     """The run's folder in a file name pattern of SLURM; a backslash would switch off all patterns."""
     text = str(run.path)
-    if "\\" in text:
-        raise ConfigError(
-            [Problem("storage.path", f"{text} holds a backslash, which SLURM's file names cannot carry")]
-        )
+    if "\\" in text or CONTROL.search(text):
+        what = "a backslash" if "\\" in text else "a line break or another control character"
+        message = f"`{printable(text)}` holds {what}, which SLURM's file names cannot carry"
+        raise ConfigError([Problem("--run-dir", message, "name a folder without it")])
     return text.replace("%", "%%")
 
 

@@ -13,6 +13,9 @@ from llmtrain.run.atomic import write_atomic
 from llmtrain.transport.base import Completed, OnLine, TransportError
 from llmtrain.transport.outbox import Outbox
 
+SAID_CHARACTERS = 500
+"""Most that is told of the last line of a command that was killed."""
+
 
 class LocalChannel:
     """A child process in a session of its own, so that a terminal's signals do not reach it."""
@@ -68,7 +71,10 @@ class LocalTransport:
         try:
             done = subprocess.run(list(argv), input=stdin, capture_output=True, timeout=timeout, check=False)
         except subprocess.TimeoutExpired as error:
-            raise TransportError(f"`{argv[0]}` took longer than {timeout:g} s and was killed") from error
+            last = (error.stderr or b"").decode("utf-8", "replace").strip().splitlines()[-1:]
+            said = f"; it said: {last[0][:SAID_CHARACTERS]}" if last else ""
+            message = f"`{argv[0]}` took longer than {timeout:g} s and was killed{said}"
+            raise TransportError(message) from error
         except OSError as error:
             raise TransportError(f"`{argv[0]}` cannot be started: {error.strerror}") from error
         return Completed(argv=tuple(argv), exit_code=done.returncode, stdout=done.stdout, stderr=done.stderr)

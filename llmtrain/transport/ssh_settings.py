@@ -14,6 +14,7 @@ from typing import Any
 
 from llmtrain.config.hosts import Host
 from llmtrain.config.ssh import USER_CONFIG, SshConfig
+from llmtrain.errors import ConfigError, Problem
 from llmtrain.transport.base import TransportError
 
 SYSTEM_CONFIG = Path("/etc/ssh/ssh_config")
@@ -150,7 +151,8 @@ def _parse(user_config: str) -> Any:
     user = Path(user_config).expanduser()
     chosen = user_config != USER_CONFIG
     if chosen and not user.is_file():
-        raise TransportError(f"{user} does not exist", hint="backend.ssh.config_file names it")
+        message = f"there is no file {user}"
+        raise ConfigError([Problem("backend.ssh.config_file", message, "name one that `ssh -F` takes")])
     # As with `ssh -F`, a file that somebody chose stands alone.
     for path in (user,) if chosen else (user, SYSTEM_CONFIG):
         if path.is_file():

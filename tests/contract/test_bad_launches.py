@@ -64,6 +64,7 @@ NODES: Mapping[str, tuple[dict[str, object], str, str]] = {
     "no llmtrain": ({"llmtrain": "ModuleNotFoundError: x"}, "has no llmtrain", "pip install llmtrain==1.0"),
     "other llmtrain": ({"llmtrain": "0.9"}, "llmtrain 0.9 is installed, here it is 1.0", "pip install"),
     "no torch": ({"torch": ""}, "has no torch", "pip install torch==2.13.0"),
+    "no package": ({"missing": ("xxhash", "pyyaml")}, "has no xxhash, pyyaml", "pip install xxhash pyyaml"),
     "wrong torch": ({"torch": "2.12.1"}, "torch 2.12.1 is installed", "pip install torch==2.13.0"),
     "other python": ({"python": "3.12.1"}, "is Python 3.12.1, most nodes have 3.11.7", "backend.python"),
     "another folder": ({"nonce": ""}, "is not the same folder there as here", "storage.path"),

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from llmtrain.backends.slurm.setup_lines import unreadable_setup
+from llmtrain.cli import main as cli
 from llmtrain.config import slurm
 from llmtrain.config.job import check
 
@@ -84,6 +86,51 @@ def test_a_profile_without_the_section_is_fine(tmp_path: Path) -> None:
     path = tmp_path / "profile.yaml"
     path.write_text(PROFILE.replace("  slurm:\n", ""))
     assert check("tiny", str(path)) == []
+
+
+@pytest.mark.parametrize(("path", "words"), [('"/a\\nb"', "a line break"), ("/a\\b", "a backslash")])
+def test_storage_that_no_directive_can_name(path: str, words: str, tmp_path: Path) -> None:
+    file = tmp_path / "profile.yaml"
+    file.write_text(PROFILE.replace("/shared/runs", path))
+    [problem] = check("tiny", str(file))
+    assert (problem.where, words in problem.message) == (f"{file}:8", True), problem.text()
+    assert "\n" not in problem.message
+
+
+def test_a_long_value_is_not_echoed_whole(tmp_path: Path) -> None:
+    file = tmp_path / "profile.yaml"
+    file.write_text(f"{PROFILE}    modules: [-{'x' * 1500}]\n")
+    [problem] = check("tiny", str(file))
+    assert len(problem.text()) < 600 and "...` starts with a dash" in problem.message
+
+
+SETUP = [
+    ((), None),
+    (("source /opt/venv/bin/activate", "if [ -d /scratch ]; then", "  export TMPDIR=/scratch", "fi"), None),
+    (("export A=1", "if true; then", "export B=2"), 2),
+    (("export A=1", "fi", "export B=2"), 1),
+    (("echo 'open",), 0),
+    (("cat <<EOF", "text"), 1),
+    (("(a", "b))"), 1),
+    (("export A=1 \\",), 0),
+    (("echo a\\\\",), None),
+    (("echo \u00e9 $(",), 0),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("lines", "wrong"), SETUP, ids=[" | ".join(lines) for lines, _ in SETUP])
+def test_setup_that_bash_cannot_read_is_found_where_one_launches(
+    lines: tuple[str, ...], wrong: int | None
+) -> None:
+    found = [problem.where for problem in unreadable_setup(lines)]
+    assert found == ([] if wrong is None else [f"backend.slurm.setup.{wrong}"])
+
+
+def test_a_dry_run_names_the_line_of_the_setup(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "profile.yaml"
+    file.write_text(f"{PROFILE}    setup:\n      - export A=1\n      - done\n")
+    assert cli.run(["launch", "tiny", "--cluster", str(file), "--dry-run"]) == 2
+    assert f"{file}:14: bash cannot read backend.slurm.setup" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("cls", [slurm.SlurmConfig, slurm.ContainerConfig])

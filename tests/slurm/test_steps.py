@@ -14,8 +14,10 @@ from pathlib import Path
 import pytest
 
 from llmtrain.backends.base import Node
+from llmtrain.backends.slurm import reach
 from llmtrain.backends.slurm.backend import SlurmBackend
 from llmtrain.backends.slurm.calls import SlurmCalls
+from llmtrain.backends.slurm.refusals import SlurmError
 from llmtrain.backends.slurm.states import LEAVING, JobRow
 from llmtrain.config.cluster import ClusterProfile
 from llmtrain.config.load import load_profile
@@ -117,8 +119,60 @@ def test_every_call_has_a_time_limit() -> None:
         calls._run("sleep", "30")
     assert time.monotonic() - began < 5
     silent = SlurmCalls(Answers(None), 0.1)  # type: ignore[arg-type]
-    assert silent.account(["1"]) == [] and silent.nodes("n1") == {} and silent.partitions() == []
+    assert silent.account(["1"]) == [] and silent.nodes("n1") == {}
     assert silent.hostnames("node[08-10],x") == ["node08", "node09", "node10", "x"]
+
+
+class Refuses:
+    """A transport whose commands fail with some words."""
+
+    def __init__(self, said: str) -> None:
+        self.said, self.asked = said, 0
+
+    def run(self, argv: tuple[str, ...], *, timeout: float, stdin: bytes = b"") -> Completed:
+        self.asked += 1
+        return Completed(argv=argv, exit_code=1, stdout=b"", stderr=self.said.encode())
+
+
+@pytest.mark.parametrize(
+    ("said", "tries", "status"),
+    [
+        ("slurm_load_partitions: Unable to contact slurm controller (connect failure)", 3, 1),
+        ("sinfo: fatal: Unable to process configuration file", 1, 2),
+    ],
+)
+def test_only_a_controller_that_may_come_back_is_asked_again(
+    said: str, tries: int, status: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(reach, "PAUSE_SECONDS", 0.0)
+    way = Refuses(said)
+    with pytest.raises(SlurmError) as caught:
+        reach.known_partitions(SlurmCalls(way, 5.0))  # type: ignore[arg-type]
+    assert (way.asked, caught.value.exit_status) == (tries, status)
+    assert said.removeprefix("sinfo: ") in str(caught.value)
+    assert [record.getMessage()[-18:] for record in caplog.records] == [
+        f"try {number} of 3 follows" for number in range(2, tries + 1)
+    ]
+
+
+def test_sinfo_that_hangs_is_told_of_and_asked_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(reach, "SLOW_SECONDS", 0.05)
+    calls = SlurmCalls(LocalTransport(), 0.3)
+    calls.partitions = lambda: calls._run("sh", "-c", "echo waiting for godot >&2; sleep 9")  # type: ignore
+    with pytest.raises(SlurmError, match="s and was killed; it said: waiting for godot"):
+        reach.known_partitions(calls)
+    assert "sinfo" in caplog.text and "follows" not in caplog.text
+
+
+def test_a_configuration_that_cannot_be_read_is_told_at_once(tmp_path: Path) -> None:
+    missing = str(tmp_path / "slurm.conf")
+    with pytest.raises(SlurmError) as caught:
+        SlurmCalls(LocalTransport(), 30.0, missing).queue(["1"])
+    [problem] = caught.value.problems
+    assert (problem.where, caught.value.exit_status) == ("SLURM_CONF", 2)
+    assert missing in problem.message and "no such file" in problem.message
 
 
 def test_a_job_that_is_leaving_is_given_time() -> None:

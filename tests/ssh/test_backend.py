@@ -283,7 +283,7 @@ def test_nodes_that_come_back_are_found_in_bounded_time(bed_home, ssh_bed, tmp_p
         ("cluster.backend.ssh.retries=4", 2, "backend.ssh.retries must be"),
         ("cluster.backend.ssh.user='a b'", 2, "`a b` is not a user name"),
         ("cluster.backend.ssh.connect_timeout=0", 2, "backend.ssh.connect_timeout must be"),
-        ("cluster.backend.ssh.config_file=/no/such", 1, "/no/such does not exist"),
+        ("cluster.backend.ssh.config_file=/no/such", 2, "there is no file /no/such"),
         ("cluster.backend.ssh.port=2222", 1, "port 2222 refuses connections"),
         ("cluster.backend.python=python3", 2, "backend.python = `python3` is not an absolute path"),
         ("cluster.backend.python=/no/such", 1, "node1: `/no/such` is not there"),

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import ast
+import sys
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
+import llmtrain
+from llmtrain.backends.node_report import PACKAGES
 from llmtrain.backends.preflight import Expected, Report, address_of, problems_of
 from tests.support.node_reports import GOOD
 
@@ -130,3 +135,31 @@ def test_address_is_that_of_the_way_in() -> None:
 def test_loopback_is_good_enough_for_a_single_node() -> None:
     report = {"n1": replace(GOOD, entered_by="127.0.0.1")}
     assert problems_of(report, replace(EXPECTED, several=False)) == {}
+
+
+OPTIONAL = {"torch", "pyarrow", "pynvml"}
+"""Has a problem of its own; is needed for some sources of text only; tells of GPUs where it is there."""
+
+
+def imported(module: str, seen: set[str]) -> set[str]:
+    """Packages of others that a module of ours imports at any moment, and those that it leads to."""
+    root = Path(llmtrain.__file__).parents[1]
+    place = root.joinpath(*module.split("."))
+    file = next((each for each in (place.with_suffix(".py"), place / "__init__.py") if each.is_file()), None)
+    if module in seen or file is None:
+        return set()
+    seen.add(module)
+    names: set[str] = set()
+    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            names |= {each.name for each in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            names |= {node.module, *(f"{node.module}.{each.name}" for each in node.names)}
+    ours = {name for name in names if name.partition(".")[0] == "llmtrain"}
+    others = {name.partition(".")[0] for name in names - ours} - sys.stdlib_module_names
+    return others.union(*(imported(name, seen) for name in ours))
+
+
+def test_every_package_that_a_node_needs_is_asked_for() -> None:
+    needed = set[str]().union(*(imported(f"llmtrain.{name}.__main__", set()) for name in ("agent", "engine")))
+    assert needed - OPTIONAL == set(PACKAGES)

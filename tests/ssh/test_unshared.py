@@ -136,7 +136,12 @@ def test_nodes_that_share_nothing_are_refused_but_for_one_alone(
     profile = write_profile(tmp_path / "bed.yaml", apart.bed, nodes=2, python=bare_python)
     run = RunDir(apart.path / "run")
     launch = ("launch", "tiny", "--cluster", profile, "--run-dir", run.path, *sets(*SMALL, *TWO_BY_TWO))
+    [xxhash] = bare_python.parents[1].glob("lib/python3*/site-packages/xxhash")
+    lent = xxhash.readlink()
+    xxhash.unlink()
     text = command(*launch, status=1)
+    assert "has no xxhash" in text and f"`{bare_python} -m pip install xxhash` on node2" in text
+    xxhash.symlink_to(lent)
     assert f"node2: {apart.path} is not the same folder there as on the first node" in text
     assert "checkpoints need a folder that all nodes share (storage.path), or a run of one node" in text
     assert not run.path.exists()

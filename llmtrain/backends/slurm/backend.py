@@ -22,6 +22,7 @@ from llmtrain.backends.preflight import Report, gpus_promised
 from llmtrain.backends.slurm.calls import SlurmCalls
 from llmtrain.backends.slurm.login import folder_there, is_elsewhere, problems_there, push, way_to
 from llmtrain.backends.slurm.nodes import as_nodes, fit_nodes, survey_nodes
+from llmtrain.backends.slurm.reach import known_partitions
 from llmtrain.backends.slurm.refusals import SlurmError
 from llmtrain.backends.slurm.states import CONFIGURING, LEAVING, one_of
 from llmtrain.backends.slurm.steps import step_settings
@@ -60,7 +61,8 @@ class SlurmBackend:
         self._environment = os.environ if environment is None else environment
         self._is_elsewhere = is_elsewhere(cluster, self._environment)
         self._way = way_to(self._config.login) if self._is_elsewhere else LocalTransport()
-        self._calls = calls or SlurmCalls(self._way, self._config.timeout)
+        configuration = "" if self._is_elsewhere else self._environment.get("SLURM_CONF", "")
+        self._calls = calls or SlurmCalls(self._way, self._config.timeout, configuration)
         self._polled, self._status = float("-inf"), JobStatus(state=JobState.PENDING)
         self._node_list, self._began = "", False
         self._lookouts: Lookouts | None = None
@@ -70,7 +72,7 @@ class SlurmBackend:
     # ---- where the user types
     def check(self, spec: JobSpec, run: RunDir, *, fewest: int | None = None) -> Sequence[Problem]:
         """Whether this is a place to submit from, and whether the partition exists. Raises UsageError when a
-        job of this run is in the queue."""
+        job of this run is in the queue, SlurmError when SLURM does not answer."""
         if self._is_elsewhere:
             python = self._cluster.backend.python
             if problems := problems_there(self._way, self._config.login, python, run):
@@ -78,9 +80,9 @@ class SlurmBackend:
         elif shutil.which("sbatch") is None:
             hint = "launch on a login node of the cluster, or load the module that brings SLURM's commands"
             return [Problem("backend.kind", "there is no `sbatch` on this machine", hint)]
+        known = known_partitions(self._calls)
         refuse_second(self._calls, run)
         wanted = [name for name in self._config.partition.split(",") if name]
-        known = self._calls.partitions() if wanted else []
         return [
             Problem(
                 "backend.slurm.partition", f"there is no partition `{name}`", f"known: {', '.join(known)}"

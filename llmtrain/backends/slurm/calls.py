@@ -7,7 +7,14 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from llmtrain.backends.slurm.refusals import SlurmError, SlurmUnreachableError, refusal
+from llmtrain.backends.slurm.refusals import (
+    SlurmError,
+    SlurmUnconfiguredError,
+    SlurmUnreachableError,
+    no_answer,
+    refusal,
+    refuse_unreadable,
+)
 from llmtrain.backends.slurm.states import JobRow, account_rows, one_of, queue_rows
 from llmtrain.config.hosts import expand_entry
 from llmtrain.errors import ConfigError
@@ -45,8 +52,9 @@ class NodeRow:
 class SlurmCalls:
     """SLURM's commands, run over a transport: on this machine, or on a login node."""
 
-    def __init__(self, transport: Transport, timeout: float) -> None:
-        self._transport, self._timeout = transport, timeout
+    def __init__(self, transport: Transport, timeout: float, configuration: str = "") -> None:
+        """`configuration`: what SLURM_CONF names, where the commands run on this machine."""
+        self._transport, self.timeout, self._configuration = transport, timeout, configuration
 
     def submit(self, script: str, without: Sequence[str] = ()) -> str:
         """Submit a script; the job's id. Raises ConfigError when the profile is to blame, else SlurmError.
@@ -144,10 +152,13 @@ class SlurmCalls:
             return {}
 
     def partitions(self) -> list[str]:
-        """Names of all partitions; [] when SLURM does not answer."""
+        """Names of all partitions; [] when they are not told. Raises SlurmUnreachableError, and
+        SlurmUnconfiguredError."""
         try:
             return sorted(set(self._run("sinfo", "--noheader", "--format=%R").split()))
-        except SlurmError:
+        except (SlurmUnreachableError, SlurmUnconfiguredError):
+            raise
+        except (SlurmError, ConfigError):
             return []
 
     def binds_tasks(self) -> bool:
@@ -161,13 +172,12 @@ class SlurmCalls:
 
     def _run(self, *argv: str) -> str:
         """Standard output of a command; raises SlurmError or ConfigError."""
+        if self._configuration:
+            refuse_unreadable(self._configuration)
         try:
-            done = self._transport.run(argv, timeout=self._timeout)
+            done = self._transport.run(argv, timeout=self.timeout)
         except TransportError as error:
-            raise SlurmUnreachableError(
-                str(error),
-                hint="is this a login node of the cluster? `scontrol ping` shows whether SLURM is up",
-            ) from error
+            raise no_answer(str(error)) from error
         stdout, stderr = done.stdout.decode("utf-8", "replace"), done.stderr.decode("utf-8", "replace")
         if done.exit_code:
             raise refusal("sbatch" if "sbatch" in argv else argv[0], stderr or stdout)

@@ -1,12 +1,13 @@
-"""Why SLURM refused something, in words that name the field to change. Pure."""
+"""Why SLURM refused something, in words that name the field to change."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
-from llmtrain.errors import ConfigError, LlmtrainError, Problem, RunError
+from llmtrain.errors import ConfigError, ExitStatus, LlmtrainError, Problem, RunError
 
 PLACE = "backend.slurm"
 
@@ -17,6 +18,12 @@ class SlurmError(RunError):
 
 class SlurmUnreachableError(SlurmError):
     """The controller does not answer, or the commands of SLURM are not there; nothing is known of the job."""
+
+
+class SlurmUnconfiguredError(SlurmError):
+    """The commands of SLURM cannot read what tells them of the cluster; no further try changes that."""
+
+    exit_status = ExitStatus.USAGE
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,6 +142,10 @@ REFUSALS: Sequence[Refusal] = (
 )
 
 _FRAME = re.compile(r"^(sbatch|squeue|scontrol|scancel|sacct|sinfo|srun): (error: )?")
+_UNCONFIGURED = re.compile(
+    r"unable to process configuration file|cannot stat file|(unable|failed) to (open|read|stat) .*\.conf",
+    re.IGNORECASE,
+)
 _UNREACHABLE = re.compile(
     r"unable to contact slurm controller|connection refused|socket timed out|communication connection failure"
     r"|slurm_persist|unable to resolve|could not establish|zero bytes were transmitted|connect failure",
@@ -145,9 +156,13 @@ _UNREACHABLE = re.compile(
 def refusal(command: str, stderr: str) -> LlmtrainError:
     """The error of a call that failed: ConfigError when a field is to blame, else SlurmError."""
     words = what_it_said(stderr)
+    if _UNCONFIGURED.search(stderr):
+        return _unconfigured(f"{command} cannot read SLURM's configuration: {words}")
     if _UNREACHABLE.search(stderr):
         return SlurmUnreachableError(
-            f"SLURM's controller does not answer: {words}", hint="`scontrol ping` shows whether it is up"
+            f"SLURM's controller does not answer: {words}",
+            hint="`scontrol ping` shows whether it is up",
+            may_pass=True,
         )
     for known in REFUSALS:
         if re.search(known.pattern, stderr, re.IGNORECASE):
@@ -155,6 +170,32 @@ def refusal(command: str, stderr: str) -> LlmtrainError:
                 return ConfigError([Problem(known.where, f"{command} refuses the job: {words}", known.hint)])
             return SlurmError(f"{command} refuses the job for now: {words}", hint=known.hint)
     return SlurmError(f"{command} failed: {words}")
+
+
+def no_answer(said: str) -> SlurmError:
+    """The error of a call that did not start, or was killed when its time was over; `said` tells of it."""
+    if _UNCONFIGURED.search(said):
+        return _unconfigured(said)
+    hint = "is this a login node of the cluster? `scontrol ping` shows whether SLURM is up"
+    return SlurmUnreachableError(said, hint=hint)
+
+
+def refuse_unreadable(named: str) -> None:
+    """Raise SlurmUnconfiguredError when the file that SLURM_CONF names cannot be read: SLURM's own commands
+    would wait for a minute that it appears."""
+    try:
+        with Path(named).open("rb"):
+            return
+    except OSError as error:
+        why = (error.strerror or str(error)).lower()
+        hint = "name the cluster's slurm.conf, or `unset SLURM_CONF`: usually it is /etc/slurm/slurm.conf"
+        message = f"`{named}` cannot be read: {why}"
+        raise SlurmUnconfiguredError(message, where="SLURM_CONF", hint=hint) from error
+
+
+def _unconfigured(message: str) -> SlurmUnconfiguredError:
+    hint = "the variable SLURM_CONF names the file, else it is /etc/slurm/slurm.conf"
+    return SlurmUnconfiguredError(message, hint=hint)
 
 
 def what_it_said(stderr: str) -> str:

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from llmtrain.backends.base import JobState
 from llmtrain.backends.slurm.calls import SlurmCalls
+from llmtrain.backends.slurm.reach import told_when_slow
 from llmtrain.backends.slurm.refusals import SlurmError, SlurmUnreachableError
 from llmtrain.backends.slurm.states import ALIVE, HOPELESS_REASONS, LEAVING, JobRow, one_of
 from llmtrain.config.slurm import SlurmConfig
@@ -82,11 +83,13 @@ def _submit_once(
     calls: SlurmCalls, script: str, name: str, known: Sequence[str], without: Sequence[str]
 ) -> str:
     try:
-        return calls.submit(script, without)
+        with told_when_slow(f"submitting the job (sbatch), at most {calls.timeout:g} s"):
+            return calls.submit(script, without)
     except SlurmUnreachableError as error:
         # The answer may have been lost, and not the request: look before saying that there is no job.
         try:
-            rows = calls.named(name)
+            with told_when_slow(f"{error}; looking for the job all the same (squeue)"):
+                rows = calls.named(name)
         except SlurmError:
             hint = f"it may have been submitted all the same: `squeue --name={name}`, later"
             raise SlurmUnreachableError(str(error), hint=hint) from error

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 from llmtrain.config.cluster import ClusterProfile
 from llmtrain.config.hosts import expand_entry
+from llmtrain.config.reading.nodes import printable
 from llmtrain.config.rules.rule import Rule, rule
 from llmtrain.config.slurm import SlurmConfig, slurm_config
 from llmtrain.errors import Problem
@@ -50,6 +51,8 @@ OWN_SRUN_ARGUMENTS = (
 """Arguments of srun that the agents' channels depend on."""
 
 _DIRECTIVE = re.compile(r"[a-z][a-z0-9-]*")
+CONTROL = re.compile(r"[\x00-\x1f\x7f\x85\u2028\u2029]")
+"""What sbatch, which reads its directives line by line, cannot be told."""
 _MOUNT = re.compile(r"/[^:]*:/[^:]*(:[^:]+)?")
 
 
@@ -135,6 +138,17 @@ def _container(profile: ClusterProfile) -> Iterator[Problem]:
             yield Problem(place, f"`{mount}` is not a mount", hint)
 
 
+@rule("backend.kind", "storage.path")
+def _storage_fits_a_directive(profile: ClusterProfile) -> Iterator[Problem]:
+    path = profile.storage.path
+    if profile.backend.kind != "slurm":
+        return
+    if "\\" in path or CONTROL.search(path):
+        what = "a backslash" if "\\" in path else "a line break or another control character"
+        message = f"`{printable(path)}` holds {what}, which no #SBATCH line can carry"
+        yield Problem("storage.path", message, "name a folder without it")
+
+
 @rule("backend")
 def _nothing_starts_with_a_dash(profile: ClusterProfile) -> Iterator[Problem]:
     """Values that a command would take for an option of its own."""
@@ -173,6 +187,7 @@ SLURM_RULES: tuple[Rule[ClusterProfile], ...] = (
     _extra_directives,
     _srun_arguments,
     _container,
+    _storage_fits_a_directive,
     _nothing_starts_with_a_dash,
     _login_node,
 )

@@ -17,6 +17,7 @@ source /shared/runs/run-1/scripts/env.sh
 # static: the order of nodes is ours, since it decides which ranks share a node.
 # rdzv-id: every attempt has its own, so that ranks of an older one can never join.
 # max-restarts 0: the supervisor restarts, from the newest checkpoint; torchrun knows of no checkpoints.
+# log-dir: torchrun leaves a folder of notes on its workers behind; the agent removes this one.
 exec /opt/venv/bin/python -m torch.distributed.run \
   --nnodes="$nodes" \
   --node-rank="$node_rank" \
@@ -26,4 +27,5 @@ exec /opt/venv/bin/python -m torch.distributed.run \
   --master-addr="$address" \
   --master-port="$port" \
   --max-restarts=0 \
+  ${LLMTRAIN_SCRATCH:+--log-dir="$LLMTRAIN_SCRATCH"} \
   -m llmtrain.engine /shared/runs/run-1/job.json
