@@ -12,7 +12,13 @@ import sys
 import traceback
 from pathlib import Path
 
-from llmtrain.engine.process import StopFlag, die_with_parent, dump_stacks_on_signal, redirect_output
+from llmtrain.engine.process import (
+    StopFlag,
+    die_with_parent,
+    dump_stacks_on_signal,
+    nothing_collected,
+    redirect_output,
+)
 from llmtrain.engine.rank_env import RankEnv, check_place, read_rank_env
 from llmtrain.engine.standby import wait_in_standby
 from llmtrain.errors import LlmtrainError, UsageError
@@ -47,8 +53,9 @@ def main(arguments: list[str]) -> int:
 def _train(run: RunDir, env: RankEnv, writer: EventWriter, stop: StopFlag) -> int:
     """Import torch and train; every failure becomes an event and a traceback in the rank's log."""
     try:
-        from llmtrain.engine.rank import run_rank
-        from llmtrain.run.job_file import read_attempt_file, read_job_file
+        with nothing_collected():
+            from llmtrain.engine.rank import run_rank
+            from llmtrain.run.job_file import read_attempt_file, read_job_file
 
         job = read_job_file(run.job_json)
         attempt = read_attempt_file(run.attempt(env.attempt).attempt_json)

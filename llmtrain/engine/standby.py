@@ -11,7 +11,7 @@ import threading
 import time
 from contextlib import suppress
 
-from llmtrain.engine.process import StopFlag
+from llmtrain.engine.process import StopFlag, nothing_collected
 
 LONGEST_WAIT = 24 * 3600.0
 """Seconds after which it leaves; a younger one may then take its place."""
@@ -36,6 +36,7 @@ def _import_all() -> None:
     """Only this thread gives way to those who train: priority, once lowered, would stay so for the rank."""
     with suppress(OSError):
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), LOWEST_PRIORITY)
-    with suppress(Exception):  # The rank meets it again, and tells it, when it needs the same.
+    # The rank meets an error again, and tells it, when it needs the same.
+    with suppress(Exception), nothing_collected():
         import llmtrain.engine.rank
         import llmtrain.run.job_file  # noqa: F401

@@ -3,6 +3,7 @@ repeats the losses."""
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import subprocess
@@ -22,6 +23,7 @@ from llmtrain.config.layout import Layout
 from llmtrain.config.model import ModelConfig
 from llmtrain.config.recipe import BatchConfig, Recipe, TrainConfig
 from llmtrain.corpus.preparation.prepare import prepare
+from llmtrain.engine.process import nothing_collected
 from llmtrain.events.event import Event
 from llmtrain.events.reader import read_events
 from llmtrain.events.schema import (
@@ -190,3 +192,10 @@ def test_without_torchrun_it_says_how_to_start(tmp_path: Path) -> None:
 def test_nothing_imports_torch_before_a_rank_is_seen() -> None:
     code = "import llmtrain.engine.__main__, sys; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_imports_are_not_looked_through_for_garbage() -> None:
+    with nothing_collected():
+        assert not gc.isenabled()
+    assert gc.isenabled() and gc.get_freeze_count() > 0
+    gc.unfreeze()
