@@ -17,7 +17,6 @@ if TYPE_CHECKING:
 
 TEAR_DOWN_SECONDS = 60.0
 """Longest wait beyond the time that the ranks get to save."""
-DEFAULT_GRACE_SECONDS = 120.0
 LOOK_SECONDS = 10.0
 """After which the scheduler is asked whether the supervisor can hear at all."""
 
@@ -46,6 +45,7 @@ def _stop(
     from llmtrain.run.find import find_run
     from llmtrain.run.lease import read_holder
     from llmtrain.run.record import read_record
+    from llmtrain.supervise.detection.limits import SAVE_SECONDS
     from llmtrain.supervise.stop import ask_to_stop
 
     found = find_run(run, runs)
@@ -57,7 +57,7 @@ def _stop(
         console.say(
             f"asked the supervisor ({holder.describe()}) to {'leave now' if now else 'save and leave'}"
         )
-        _wait(found, holder, 0.0 if now else DEFAULT_GRACE_SECONDS if grace is None else grace)
+        _wait(found, holder, 0.0 if now else SAVE_SECONDS if grace is None else grace)
         _end_job(found, now=now)
         word = "stopped"
     else:

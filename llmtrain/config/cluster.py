@@ -6,6 +6,7 @@ In YAML these take units: `400 Gb/s`, `50 GB/s`, `5us`, `80 GB`, `30m`.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
@@ -131,6 +132,10 @@ class BackendConfig:
     """With `ssh`: the nodes, and how to log in to them."""
 
 
+VARIABLE_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+"""What every shell takes for the whole name of a variable."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EnvironmentConfig:
     """Variables of the ranks."""
@@ -159,6 +164,8 @@ class SoftwareConfig:
     """
     fused_kernels: bool = False
     """Whether norms, bias, activation and residual adds run as fused kernels."""
+    fused_loss: bool = False
+    """Whether the loss runs as one kernel, without copies of the logits in FP32."""
     dropout: bool = False
     """Whether activations pass through dropout (its masks take memory)."""
     gradients: Literal["fp32", "bf16"] = "fp32"

@@ -11,6 +11,7 @@ from math import ceil
 from llmtrain.config.layout import Layout
 from llmtrain.config.recipe import BatchConfig, ParallelConfig, Recipe, RequestConfig
 from llmtrain.errors import Problem
+from llmtrain.hardware import GB
 from llmtrain.plan.evaluate import Evaluator
 from llmtrain.plan.layouts.engine_features import EngineFeatures
 from llmtrain.plan.layouts.points import TIE
@@ -20,8 +21,6 @@ from llmtrain.plan.plan import Candidate, Proposal
 from llmtrain.plan.timing.schedules import bubble_ratio
 from llmtrain.plan.workload import make_workload
 from llmtrain.units import percent
-
-_GB = 1e9
 
 
 def request_problems(recipe: Recipe, machine: Machine) -> Iterator[Problem]:
@@ -82,11 +81,11 @@ def _memory(request: RequestConfig, recipe: Recipe, machine: Machine) -> Iterato
     capacity = machine.capacity
     if need <= evaluator.usable_memory:
         return
-    words = ", ".join(f"{name} {total / _GB:.0f} GB" for name, (_, total) in needs.items())
+    words = ", ".join(f"{name} {total / GB:.0f} GB" for name, (_, total) in needs.items())
     fits = next((name for name, (_, total) in needs.items() if total <= evaluator.usable_memory), None)
     yield Problem(
         "request.micro",
-        f"stage {stage} needs {need / _GB:.0f} GB > {capacity / _GB:.0f} GB with micro {request.micro} "
+        f"stage {stage} needs {need / GB:.0f} GB > {capacity / GB:.0f} GB with micro {request.micro} "
         f"(recompute {words}; sequence parallel, ZeRO-1)",
         (f"recompute {fits} fits, but idles as above; " if fits else "")
         + "lower micro, the batch stays the same",

@@ -6,7 +6,6 @@ word. The two exceptions say so by name: `name(x)` (a variable's name, checked) 
 
 from __future__ import annotations
 
-import re
 import shlex
 from functools import cache
 from typing import Any
@@ -14,9 +13,8 @@ from typing import Any
 import jinja2
 
 from llmtrain import resources
+from llmtrain.config.cluster import VARIABLE_NAME
 from llmtrain.errors import ConfigError, Problem
-
-VARIABLE_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
 
 
 class Plain(str):
@@ -41,7 +39,7 @@ def quoted(value: Any) -> str:
 
 def name(value: str) -> Plain:
     """A variable's name; raises ConfigError for anything that is none."""
-    if not VARIABLE_NAME.match(value):
+    if not VARIABLE_NAME.fullmatch(value):
         raise ConfigError(
             [Problem("environment", f"{value!r} is no name of a variable", "use letters, digits and _")]
         )

@@ -7,15 +7,14 @@ variables among them show up in no process list.
 
 from __future__ import annotations
 
-import re
 import shlex
 from collections.abc import Mapping, Sequence
 
+from llmtrain.config.cluster import VARIABLE_NAME
 from llmtrain.transport.base import TransportError
 
 NOT_FOUND = "llmtrain-command-not-found"
 """Said on standard error when a command is not there."""
-_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
 
 
 def bootstrap(length: int) -> str:
@@ -60,7 +59,7 @@ def words(argv: Sequence[str]) -> str:
 def _exports(environment: Mapping[str, str]) -> str:
     lines = []
     for name, value in environment.items():
-        if not _VARIABLE.match(name):
+        if not VARIABLE_NAME.fullmatch(name):
             raise TransportError(f"{name!r} is not the name of a variable")
         lines.append(f"export {name}={words([value])}\n")
     return "".join(lines)

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
 from typing import TYPE_CHECKING, Any
 
 from llmtrain.cli.console import columns, paint
-from llmtrain.errors import RunError
+from llmtrain.cli.engine_program import answer_of
 from llmtrain.units import format_bytes
 
 if TYPE_CHECKING:
@@ -16,7 +13,6 @@ if TYPE_CHECKING:
     from llmtrain.plan.plan import Candidate
 
 _KINDS = ("parameters", "gradients", "optimizer", "activations", "working")
-_LIMIT_SECONDS = 600
 
 
 def verify(spec: JobSpec, candidate: Candidate) -> list[dict[str, Any]]:
@@ -36,20 +32,11 @@ def verify(spec: JobSpec, candidate: Candidate) -> list[dict[str, Any]]:
         "stages": stages,
         "micro_batches": micro_batches,
     }
-    result = subprocess.run(
-        [sys.executable, "-m", "llmtrain.engine.verify_plan"],
-        input=json.dumps(request),
-        capture_output=True,
-        text=True,
-        timeout=_LIMIT_SECONDS,
-        check=False,
+    answer = answer_of(
+        "llmtrain.engine.verify_plan", request, task="counting the model's bytes", where="--verify"
     )
-    if result.returncode:
-        raise RunError(
-            f"counting the model's bytes failed: {result.stderr.strip().splitlines()[-1:]}", where="--verify"
-        )
     found = []
-    for counted in json.loads(result.stdout)["stages"]:
+    for counted in answer["stages"]:
         predicted = evaluator.memory_model.stage(layout, counted["stage"], micro_batches)
         told = {kind: getattr(predicted, kind) for kind in _KINDS}
         found.append({"stage": counted["stage"], "counted": counted, "predicted": told})

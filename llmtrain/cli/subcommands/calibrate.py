@@ -5,7 +5,6 @@ profile.
 from __future__ import annotations
 
 import json
-import sys
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -21,7 +20,6 @@ if TYPE_CHECKING:
 
 _WARM_UP = 3
 """First steps of a run that do not count."""
-_LIMIT_SECONDS = 600
 
 
 def calibrate(
@@ -75,21 +73,10 @@ def _measured(cluster: ClusterProfile, runs: list[str], date: str, *, microbench
 
 
 def _from_this_machine(cluster: ClusterProfile, date: str) -> CalibrationConfig:
-    import subprocess
-
-    from llmtrain.errors import RunError
+    from llmtrain.cli.engine_program import answer_of
     from llmtrain.plan.calibrate import from_rates
 
-    result = subprocess.run(
-        [sys.executable, "-m", "llmtrain.engine.microbench"],
-        capture_output=True,
-        text=True,
-        timeout=_LIMIT_SECONDS,
-        check=False,
-    )
-    if result.returncode:
-        raise RunError(f"the micro-benchmark failed: {result.stderr.strip().splitlines()[-1:]}")
-    rates: dict[str, Any] = json.loads(result.stdout)
+    rates = answer_of("llmtrain.engine.microbench", task="the micro-benchmark")
     evidence = f"micro-benchmark on {rates.pop('device')} with torch {rates.pop('torch')}"
     return from_rates(cluster, rates, date=date, evidence=evidence)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from llmtrain.config.cluster import ClusterProfile, LinkConfig
+from llmtrain.config.cluster import VARIABLE_NAME, ClusterProfile, LinkConfig
 from llmtrain.config.reading.nearest import nearest
 from llmtrain.config.rules.network import NETWORK_RULES
 from llmtrain.config.rules.rule import Rule, rule
@@ -30,7 +30,6 @@ TORCHRUN_VARIABLES = frozenset(
 )
 """Set by torchrun for every rank; a profile that sets one would break the rendezvous."""
 
-_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _SECRET = re.compile(
     r"(?:^|_)(?:SECRET|TOKEN|PASSWORD|PASSWD|PASSPHRASE|CREDENTIALS?|API_?KEY|ACCESS_KEY|PRIVATE_KEY)$"
 )
@@ -98,7 +97,7 @@ def _environment_names(profile: ClusterProfile) -> Iterator[Problem]:
     for section, names in (("variables", tuple(variables)), ("pass_through", passed)):
         for name in names:
             place = f"environment.{section}.{name}" if section == "variables" else f"environment.{section}"
-            if not _VARIABLE.fullmatch(name):
+            if not VARIABLE_NAME.fullmatch(name):
                 yield Problem(
                     place, f"`{name}` is not a variable name", "letters, digits and `_`, no digit first"
                 )

@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 
 from llmtrain.engine.checkpoint.pieces import Piece
-
-ALIGNMENT = 64
+from llmtrain.run.checkpoints.shard import ALIGNMENT
 
 
 class HostCopy:

@@ -21,6 +21,8 @@ PHASE_SECONDS: dict[Phase, float] = {
 }
 """Longest silence of all ranks in each phase; generous, since a false alarm costs a restart."""
 
+SAVE_SECONDS = 120.0
+"""That ranks get to save when nobody says how long."""
 STEP_FACTOR = 20.0
 """A step may take so many times its predicted duration, when that is longer than the phase's limit."""
 
@@ -36,7 +38,7 @@ class Limits:
     at once, perhaps from a slow file system."""
     node_silence: float = 10.0
     """Without a line from an agent that is pinged every second."""
-    save: float = 120.0
+    save: float = SAVE_SECONDS
     """From asking ranks to save and leave to killing them."""
     stacks: float = 2.0
     """For hanging ranks to write their stacks before they are killed."""

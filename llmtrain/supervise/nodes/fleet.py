@@ -15,13 +15,12 @@ from llmtrain.backends.base import Backend, DistantBackend, Node
 from llmtrain.run.layout import RunDir
 from llmtrain.supervise.nodes.mirror import Mirror
 from llmtrain.transport.base import Channel, Completed, Transport, TransportError
+from llmtrain.transport.parallel import WIDTH
 
 T = TypeVar("T")
 
 SWEEP_SECONDS = 30.0
 """For a sweep's own work, beyond the grace it is given."""
-PARALLEL = 64
-"""Nodes that are opened or swept at once."""
 
 
 class Fleet:
@@ -151,7 +150,7 @@ def _for_all(items: Sequence[T], work: Callable[[T], None]) -> dict[T, str]:
     if len(items) == 1:
         guarded(items[0])
     elif items:
-        with ThreadPoolExecutor(min(PARALLEL, len(items))) as pool:
+        with ThreadPoolExecutor(min(WIDTH, len(items))) as pool:
             list(pool.map(guarded, items))
     return failed
 

@@ -16,12 +16,12 @@ from llmtrain.run.job_file import JobFile
 from llmtrain.run.layout import RunDir
 from llmtrain.run.snapshots import Held, newest_complete
 from llmtrain.transport.base import TransportError
+from llmtrain.transport.parallel import WIDTH
 
 ASK_SECONDS = 30.0
 """For a node to say what it holds."""
 RESCUE_SECONDS = 600.0
 """For a node to copy what it holds to the shared file system."""
-PARALLEL = 64
 
 
 class NodeMemory:
@@ -105,7 +105,7 @@ class NodeMemory:
 
         if not nodes:
             return {}
-        with ThreadPoolExecutor(min(PARALLEL, len(nodes))) as pool:
+        with ThreadPoolExecutor(min(WIDTH, len(nodes))) as pool:
             answers = dict(zip((node.name for node in nodes), pool.map(ask, nodes), strict=True))
         return {
             name: tuple(one for one in held if one.created == self._created)
