@@ -19,15 +19,13 @@ from llmtrain.plan.evaluate import Evaluator
 from llmtrain.plan.layouts.engine_features import ANY_ENGINE
 from llmtrain.plan.layouts.search import Search
 from llmtrain.plan.machine import make_machine
-from llmtrain.plan.memory.model import MemoryModel
+from llmtrain.plan.memory.model import MemoryModel, StageMemory
 from llmtrain.plan.trust import CALIBRATED_BAND, TABLE_BAND
 from llmtrain.plan.workload import make_workload
 from tests.support.plans import a100, recipe
 from tests.support.published import Row, rows
 
 CALIBRATED = ("bigscience_a100", "llm_foundry", "dgxc_benchmarking", "torchtitan", "internevo")
-ALLOCATED = ("simumax_b200", "torchtitan", "zero_bubble")
-"""Groups whose published memory is the framework's own peak of allocated bytes."""
 
 
 @dataclass(frozen=True)
@@ -114,6 +112,15 @@ def calibration_bars(draws: int) -> list[Bar]:
     return [*bars, Bar("outside of the calibrated band, %", mean(shares), 10.0, 10.0)]
 
 
+def counted(group: str, found: StageMemory) -> float:
+    """Bytes of a stage by the definition of the group's source: the whole device (nvidia-smi), what the
+    allocator holds (torch.cuda.max_memory_reserved, as torchtitan logs it), else the peak of what it gave
+    out."""
+    if group == "bigscience_a100":
+        return found.total
+    return found.reserved if group == "torchtitan" else found.allocated
+
+
 def memory_bars() -> list[Bar]:
     """Print the memory of all groups; return their bars."""
     by_group: dict[str, list[float]] = {}
@@ -122,8 +129,8 @@ def memory_bars() -> list[Bar]:
             continue
         work = make_workload(row.recipe, row.cluster.software.framework)
         model = MemoryModel(work, make_machine(row.cluster))
-        found = model.fullest(row.layout, row.layout.micro_batches(row.recipe.batch.global_size)[0])
-        need = found.total if row.group == "bigscience_a100" else found.allocated
+        micro_batches = row.layout.micro_batches(row.recipe.batch.global_size)[0]
+        need = counted(row.group, model.fullest(row.layout, micro_batches))
         by_group.setdefault(row.group, []).append(need / row.memory - 1)
     print(f"\n{'memory':32s}   n  MAPE  median    bias")
     for group, found in by_group.items():
@@ -132,7 +139,8 @@ def memory_bars() -> list[Bar]:
     return [
         Bar("memory, B200 peak allocations, MAPE", mape(by_group["simumax_b200"]), 3.0, 3.0),
         Bar("memory, zero-bubble runs, MAPE", mape(by_group["zero_bubble"]), 3.0, 3.0),
-        Bar("memory, BLOOM, nvidia-smi, MAPE", mape(by_group["bigscience_a100"]), 4.5, 3.0),
+        Bar("memory, BLOOM, nvidia-smi, MAPE", mape(by_group["bigscience_a100"]), 4.2, 3.0),
+        Bar("memory, torchtitan, reserved, MAPE", mape(by_group["torchtitan"]), 5.0, 3.0),
     ]
 
 

@@ -282,6 +282,7 @@ def software(raw: dict[str, Any]) -> SoftwareConfig:
         if "async" in notes or "async" in raw["id"]:
             changes["overlap_tensor"] = 0.5
         changes["selective_recompute"] = "alternate-layers" if "every second layer" in notes else "operators"
+        changes["fused_loss"] = "h200" in raw["id"]  # torch.compile of the loss came in 2025
         changes["fp8_scaling"] = "row" if "rowwise" in raw["id"] else "tensor"
         changes["fp8_gather"] = changes["fp8_scaling"] == "tensor"
     if raw["id"].startswith("sc21-t2-z3"):

@@ -11,7 +11,7 @@ from math import ceil
 
 from llmtrain.config.layout import Layout
 from llmtrain.plan.machine import Machine
-from llmtrain.plan.memory.bookkeeping import BOOKKEEPING
+from llmtrain.plan.memory.bookkeeping import BOOKKEEPING, Bookkeeping
 from llmtrain.plan.memory.bucket_packing import BUCKETS_AT_ONCE, default_bucket_bytes
 from llmtrain.plan.workload import Workload
 
@@ -33,9 +33,13 @@ def layer_activation_bytes(work: Workload, layout: Layout, machine: Machine, rec
     shape = work.shape
     if recompute == "selective" and software.selective_recompute == "operators":
         kept = (2 * shape.heads + shape.kv_heads) * shape.head_dim + shape.ffn_hidden
-        return element * (2 * hidden / shard + tokens * kept / layout.tp)
+        # Eagerly, the last product's result is kept, although no gradient needs it.
+        rows = 1 if software.fused_kernels else 2
+        return element * (rows * hidden / shard + tokens * kept / layout.tp)
     lean = recompute == "selective" and BOOKKEEPING[software.framework].lean_selective
     norms = (2 if lean else 4) * element * hidden / shard
+    if shard > 1 and BOOKKEEPING[software.framework].whole_inputs:
+        norms = element * (2 * hidden / shard + 2 * hidden)
     masks = 2 * hidden / shard if software.dropout else 0.0
     return (
         norms
@@ -97,7 +101,8 @@ def working_bytes(work: Workload, layout: Layout, machine: Machine, stage: int, 
     habits = BOOKKEEPING[machine.software.framework]
     fixed = _scratch(work, layout, machine, stage)
     ends, layer = _end_bytes(work, layout, machine, stage, alive), _layer_bytes(work, layout, machine, stage)
-    return fixed + (max(ends, layer) if habits.backward_buffers and layout.zero >= 2 else ends + layer)
+    apart = habits.loss_apart or (habits.backward_buffers and layout.zero >= 2)
+    return fixed + (max(ends, layer) if apart else ends + layer)
 
 
 def _layer_weights(work: Workload, layout: Layout) -> float:
@@ -107,15 +112,25 @@ def _layer_weights(work: Workload, layout: Layout) -> float:
 
 
 def _scratch(work: Workload, layout: Layout, machine: Machine, stage: int) -> float:
-    """Fixed buffers, and ZeRO-3's gathered weights: two layers', or the head's beside one."""
+    """Fixed buffers, and ZeRO-3's gathered weights."""
     habits, layer = BOOKKEEPING[machine.software.framework], _layer_weights(work, layout)
-    total = habits.buckets if layout.dp > 1 else 0.0
+    gradient = 4.0 if machine.software.gradients == "fp32" else 2.0
+    total = habits.bucket_elements * (gradient + 2.0) if layout.dp > 1 else 0.0
     if habits.layer_scratch and machine.software.fused_kernels:
         total += 2.0 * layer
     if layout.zero >= 3:
-        vocabulary = vocabulary_share(work, layout) * work.shape.hidden if stage == layout.pp - 1 else 0
-        total += (layer + max(layer, vocabulary)) * work.activation_bytes
+        total += work.activation_bytes * _gathered_weights(work, layout, habits, stage, layer)
     return total
+
+
+def _gathered_weights(work: Workload, layout: Layout, habits: Bookkeeping, stage: int, layer: float) -> float:
+    """Weights that are whole at one time: two layers', or the head's beside one."""
+    vocabulary = vocabulary_share(work, layout) * work.shape.hidden
+    if not habits.ends_stay_gathered:
+        return layer + max(layer, vocabulary if stage == layout.pp - 1 else 0)
+    ends = (stage == 0) + (stage == layout.pp - 1 and (layout.pp > 1 or not work.tied))
+    whole = ends * vocabulary
+    return whole + 2 * layer + (max(whole, layer) if habits.prefetches else 0)
 
 
 def _layer_bytes(work: Workload, layout: Layout, machine: Machine, stage: int) -> float:
@@ -136,6 +151,9 @@ def _layer_bytes(work: Workload, layout: Layout, machine: Machine, stage: int) -
         total += layer_activation_bytes(work, layout, machine, "none")
     if layout.recompute == "selective" and machine.software.attention == "unfused":
         total += score_bytes(work, layout, machine)
+    if layout.recompute == "selective" and machine.software.selective_recompute != "attention":
+        whole = layer_activation_bytes(work, layout, machine, "none")
+        total += max(0.0, whole - layer_activation_bytes(work, layout, machine, "selective"))
     return total
 
 
@@ -161,6 +179,18 @@ def _end_bytes(work: Workload, layout: Layout, machine: Machine, stage: int, ali
     if stage == 0 and machine.software.dropout:
         total += hidden / shard * alive
     if stage == layout.pp - 1:
-        logit = BOOKKEEPING[machine.software.framework].logit_bytes
-        total += 2 * element * hidden / shard + logit * tokens * vocabulary_share(work, layout)
+        logits = _logit_bytes(layout, machine, element) * tokens * vocabulary_share(work, layout)
+        total += 2 * element * hidden / shard + logits
+        if shard > 1 and BOOKKEEPING[machine.software.framework].whole_inputs:
+            total += element * hidden
     return total
+
+
+def _logit_bytes(layout: Layout, machine: Machine, element: int) -> int:
+    """Bytes a logit at the peak of the loss; a fused loss holds the logits and their gradient."""
+    habits = BOOKKEEPING[machine.software.framework]
+    if machine.software.fused_loss:
+        return 2 * element
+    if layout.tp > 1 and habits.split_logit_bytes is not None:
+        return habits.split_logit_bytes
+    return habits.logit_bytes

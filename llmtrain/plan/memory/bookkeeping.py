@@ -15,6 +15,8 @@ class Bookkeeping:
     """Whether the reduced gradient shard is a buffer of its own beside the whole gradients."""
     logit_bytes: int
     """Bytes a logit at the peak of the loss: the logits, FP32 copies, the softmax, their gradient."""
+    split_logit_bytes: int | None = None
+    """The same where tensor-parallel ranks share the vocabulary; None: no difference."""
     gated_tensors: int
     """Tensors of the feed-forward width that a gated activation keeps: gate, up, product, and eager ones
     silu(gate).
@@ -37,13 +39,26 @@ class Bookkeeping:
     unscaled_shard: bool = False
     """Whether ZeRO-1 and 2 hold an FP32 copy of the reduced shard of half-precision gradients."""
     kept_outputs: bool = False
-    """Whether a stage keeps what it has sent until its backward pass."""
+    """Whether a stage keeps its share of what it has sent until its backward pass."""
     whole_vectors: bool = False
     """Whether ZeRO-3 leaves norms and biases whole on every replica."""
     whole_reduction: bool = False
     """Whether ZeRO-1 and 2 reduce whole gradients to every replica instead of a shard to each."""
-    buckets: float = 0.0
-    """Bytes of fixed communication buckets."""
+    loss_apart: bool = False
+    """Whether the logits are gone before a layer's backward pass begins, so that only the larger of both
+    counts."""
+    fp32_parameters: bool = False
+    """Whether ZeRO-3 shards FP32 parameters, which are their own master copy, and casts them to gather."""
+    ends_stay_gathered: bool = False
+    """Whether ZeRO-3 gathers embedding and head together, for the whole step."""
+    prefetches: bool = False
+    """Whether ZeRO-3 gathers the next layer beside one at work, through buffers of another stream, whose
+    memory nothing else can use."""
+    whole_inputs: bool = False
+    """Whether products keep their inputs as gathered from the sequence-parallel ranks."""
+    bucket_elements: float = 0.0
+    """Gradients that are copied into one buffer to be reduced, and copied once more in half precision to be
+    sent, or parameters to be gathered."""
 
 
 BOOKKEEPING: dict[str, Bookkeeping] = {
@@ -65,12 +80,20 @@ BOOKKEEPING: dict[str, Bookkeeping] = {
         rotated_copies=False,
         layer_scratch=True,
     ),
+    # Backward through the loss: the log-softmax and two gradients in FP32; over shares of the vocabulary, one
+    # more (torch.distributed.tensor.parallel.loss).
     "fsdp": Bookkeeping(
         reduced_shard=False,
-        logit_bytes=14,
+        logit_bytes=12,
+        split_logit_bytes=16,
         gated_tensors=4,
         rotated_copies=True,
         layer_scratch=False,
+        loss_apart=True,
+        fp32_parameters=True,
+        ends_stay_gathered=True,
+        prefetches=True,
+        whole_inputs=True,
     ),
     "deepspeed": Bookkeeping(
         reduced_shard=False,
@@ -82,6 +105,6 @@ BOOKKEEPING: dict[str, Bookkeeping] = {
         whole_reduction=True,
         unscaled_shard=True,
         kept_outputs=True,
-        buckets=2e9,
+        bucket_elements=5e8,
     ),
 }

@@ -61,9 +61,14 @@ class StageMemory:
         return self.parameters + self.gradients + self.optimizer + self.activations + self.working
 
     @property
+    def reserved(self) -> float:
+        """What the framework's allocator holds: with fragmentation."""
+        return self.allocated + self.slack
+
+    @property
     def total(self) -> float:
         """What the device must hold."""
-        return self.allocated + self.slack + self.context
+        return self.reserved + self.context
 
     def by_kind(self, capacity: float) -> MemoryBytes:
         """The same in the kinds of a plan."""
@@ -201,10 +206,13 @@ class MemoryModel:
             gradients += 4.0 * shard
         if self._habits.reduced_shard and zero == 1 and layout.dp > 1:
             gradients += gradient * shard
+        parameter = element
+        if self._habits.fp32_parameters and zero >= 3:
+            parameter = 4
         return (
-            element * (shard + kept * (1.0 - 1.0 / layout.dp) if zero >= 3 else whole),
+            parameter * (shard + kept * (1.0 - 1.0 / layout.dp) if zero >= 3 else whole),
             gradients,
-            (8.0 if element == 4 else 12.0) * (shard if zero >= 1 else whole),
+            (8.0 if parameter == 4 else 12.0) * (shard if zero >= 1 else whole),
         )
 
     def _activations(self, layout: Layout, stage: int, micro_batches: int) -> tuple[float, float]:
@@ -251,7 +259,7 @@ class MemoryModel:
         if self._habits.receive_buffers:
             buffers += waiting_buffers(layout.schedule, layout.pp, layout.vpp, stage)
         if self._habits.kept_outputs and stage < layout.pp - 1:
-            buffers += alive
+            buffers += alive * shard / layout.tp
         return buffers * element * hidden / shard
 
     def _stage_weights(self, layout: Layout, stage: int) -> StageParameters:
