@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import re
-import time
 from contextlib import suppress
 from pathlib import Path
 
@@ -29,7 +28,8 @@ class KernelWord:
     """What the kernel says from now on."""
 
     def __init__(self) -> None:
-        self._since = time.clock_gettime(time.CLOCK_MONOTONIC) * 1e6
+        # Not by the time: the log's own clock is minutes away from others after months without a boot.
+        self._last_before = max((number for number, _ in _records()), default=-1)
         self._kills_before: dict[Path, int] = {}
         self.watch("self")
 
@@ -41,8 +41,8 @@ class KernelWord:
 
     def lines(self) -> tuple[str, ...]:
         """The last lines worth telling; none where the log may not be read."""
-        found = [text for at, text in _records() if at >= self._since and WORTH_TELLING.search(text)]
-        return tuple(found[-LINES:])
+        new = (text for number, text in _records() if number > self._last_before)
+        return tuple([text for text in new if WORTH_TELLING.search(text)][-LINES:])
 
     def oom_kills(self) -> int:
         """Processes that were killed for memory in one of the groups, or in one above it."""
@@ -60,13 +60,13 @@ def _oom_kills(folder: Path) -> int:
     return 0
 
 
-def _records() -> list[tuple[float, str]]:
-    """(microseconds since boot, text) of all records in the kernel's ring."""
+def _records() -> list[tuple[int, str]]:
+    """(sequence number, text) of all records in the kernel's ring."""
     try:
         descriptor = os.open(LOG, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError:
         return []
-    found: list[tuple[float, str]] = []
+    found: list[tuple[int, str]] = []
     try:
         while True:
             try:
@@ -79,7 +79,7 @@ def _records() -> list[tuple[float, str]]:
                 return found
             head, _, text = record.partition(";")
             fields = head.split(",")
-            if len(fields) > 2 and fields[2].isdigit():
-                found.append((float(fields[2]), text.splitlines()[0] if text else ""))
+            if len(fields) > 1 and fields[1].isdigit():
+                found.append((int(fields[1]), text.splitlines()[0] if text else ""))
     finally:
         os.close(descriptor)

@@ -188,6 +188,7 @@ def test_steps_up_back_off() -> None:
     assert may_restart_for_gain([failed], 100.0, 60.0)
     assert not may_restart_for_gain([up(100.0)], 159.0, 60.0)
     assert may_restart_for_gain([up(100.0), failed], 160.0, 60.0)
+    assert may_restart_for_gain([up(1e9)], 160.0, 60.0), "noted while a clock was wrong"
     twice = [up(100.0), up(200.0)]
     assert not may_restart_for_gain(twice, 319.0, 60.0) and may_restart_for_gain(twice, 320.0, 60.0)
 

@@ -209,3 +209,8 @@ def test_what_is_said_of_nodes_is_said_once() -> None:
     assert said(back, 171.0) == []
     again = with_losses(back, ["n2"], "silent again", 200.0)
     assert said(again, 200.0) == [("n2", "quarantined", "silent again", 320.0)]
+
+
+def test_a_loss_that_a_wrong_clock_dated_into_the_future_is_over() -> None:
+    record = with_losses(RunRecord(run_id="r", created=0.0), ["n1"], "cut", 1e9)
+    assert due(record, 1e9 - 3e8, 60.0) == ("n1",) and not due(record, 1e9 - 1.0, 60.0)

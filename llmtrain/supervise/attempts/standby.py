@@ -30,6 +30,8 @@ STEPS_BEFORE = 3
 """Steps that an attempt has to have finished."""
 WORTH_FACTOR = 2.0
 """A standby is not worth its start when the training ends within so many times the wait before it."""
+TIME_IS_UP = "its ranks have waited for as long as they may"
+"""They leave after a day, and younger ones take their place."""
 
 Note = Callable[..., None]
 
@@ -121,8 +123,9 @@ class Standby(threading.Thread):
         declined = [report for report in reports.nodes.values() if report.declined]
         if declined:
             return f"{declined[0].name}: {declined[0].declined}"
-        if any(report.script_ended for report in reports.nodes.values()):
-            return "its ranks have left"
+        ended = [report.script_ended for report in reports.nodes.values() if report.script_ended]
+        if ended:
+            return "its ranks have left" if any(script.exit_code for script in ended) else TIME_IS_UP
         found = detect(self._crew.state, reports, self._limits, time.monotonic())
         return found[0].message if found else ""
 
@@ -150,7 +153,8 @@ class StandbyKeeper:
                 self._standby = Standby(self._session, replace(crew.plan, number=crew.plan.number + 1))
                 self._standby.start()
         elif self._standby.stage is _Stage.BROKEN:
-            note(f"no ranks wait in standby for a restart: {self._standby.why_broken}", level="info")
+            if (why := self._standby.why_broken) != TIME_IS_UP:
+                note(f"no ranks wait in standby for a restart: {why}", level="info")
             self._standby = None
 
     def take(self, plan: AttemptPlan) -> Crew | None:

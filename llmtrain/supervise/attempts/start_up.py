@@ -6,6 +6,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 
+from llmtrain import __version__
 from llmtrain.agent import messages
 from llmtrain.supervise.attempts.crew import Crew
 from llmtrain.supervise.detection.detect import Finding, detect
@@ -44,6 +45,7 @@ class StartUp:
         nodes = crew.reports.nodes.values()
         if finding := self._await(lambda: all(report.hello for report in nodes)):
             return finding
+        self._compare_versions()
         crew.fleet.send(0, messages.PickPort())
         if finding := self._await(lambda: crew.reports.nodes[0].port is not None):
             return finding
@@ -59,6 +61,16 @@ class StartUp:
         go = messages.Go(grace=self._limits.save, when_orphaned=self._when_orphaned)
         self._crew.fleet.send_all(go)
         self._crew.reports.started = time.monotonic()
+
+    def _compare_versions(self) -> None:
+        """Say when llmtrain was installed anew since this supervisor began, perhaps weeks ago."""
+        nodes = self._crew.reports.nodes.values()
+        others = {report.hello.version for report in nodes if report.hello} - {__version__}
+        if others:
+            self._crew.note(
+                f"agents are of llmtrain {', '.join(sorted(others))}, this supervisor is of {__version__}: "
+                "`llmtrain stop` and `llmtrain resume` put all on one version"
+            )
 
     def _check_ways(self, port: int) -> Finding | None:
         """Whether every node reaches node 0, where ranks meet, and its next neighbours, whom its ranks
@@ -154,4 +166,5 @@ class StartUp:
             )
             first_rank += ranks
             self._crew.fleet.send(index, start)
-        self._crew.reports.started = time.monotonic()
+        if not standby:  # Those are expected to say nothing, for days.
+            self._crew.reports.started = time.monotonic()

@@ -28,9 +28,10 @@ LONGEST_BACK_OFF = 32
 
 def may_restart_for_gain(attempts: Sequence[AttemptRecord], now: float, back_off: float) -> bool:
     """Whether the last restart without a failure is long enough ago: `back_off` seconds, and twice as long
-    after each further one, so that a node that comes and goes costs few. `now`: epoch seconds."""
+    after each further one, so that a node that comes and goes costs few. `now`: epoch seconds; an end far in
+    the future was noted while a clock was wrong."""
     ended = [attempt.ended or now for attempt in attempts if attempt.cause in FOR_GAIN]
-    return not ended or now - ended[-1] >= back_off * min(LONGEST_BACK_OFF, 2 ** (len(ended) - 1))
+    return not ended or abs(now - ended[-1]) >= back_off * min(LONGEST_BACK_OFF, 2 ** (len(ended) - 1))
 
 
 def pays(now: Layout, better: Layout, global_batch: int, between: float, cost: float) -> bool:
