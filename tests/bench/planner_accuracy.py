@@ -22,6 +22,7 @@ from llmtrain.plan.machine import make_machine
 from llmtrain.plan.memory.model import MemoryModel, StageMemory
 from llmtrain.plan.trust import CALIBRATED_BAND, TABLE_BAND
 from llmtrain.plan.workload import make_workload
+from tests.support.later_runs import later_runs
 from tests.support.plans import a100, recipe
 from tests.support.published import Row, rows
 
@@ -64,6 +65,14 @@ def mape(values: Sequence[float]) -> float:
     return 100 * mean(map(abs, values))
 
 
+def print_errors(name: str, found: Sequence[float]) -> None:
+    """One row of a table."""
+    print(
+        f"{name} {len(found):5d} {mape(found):5.1f} {100 * median(map(abs, found)):7.1f} "
+        f"{100 * mean(found):+7.1f} {100 * max(map(abs, found)):8.1f}"
+    )
+
+
 def step_bars() -> list[Bar]:
     """Print the step times of all groups; return their bars."""
     by_group: dict[tuple[str, str], list[float]] = {}
@@ -71,11 +80,7 @@ def step_bars() -> list[Bar]:
         by_group.setdefault((row.group, row.tier), []).extend(errors([row]))
     print(f"{'step time, shipped tables only':32s}   n  MAPE  median    bias    worst")
     for (group, tier), found in by_group.items():
-        worst = max(map(abs, found))
-        print(
-            f"{group:28s} {tier} {len(found):5d} {mape(found):5.1f} {100 * median(map(abs, found)):7.1f} "
-            f"{100 * mean(found):+7.1f} {100 * worst:8.1f}"
-        )
+        print_errors(f"{group:28s} {tier}", found)
     classic = [row for row in timed(rows("korthikanti2022", "sc21_megatron")) if row.layout.zero < 3]
     grid = errors([row for row in timed(rows("vtrain_multi_node")) if row.layout.tp <= 8])
     tier_a = errors([row for row in timed(rows()) if row.tier == "A"])
@@ -87,6 +92,17 @@ def step_bars() -> list[Bar]:
         Bar(f"vTrain tp <= 8, MAPE ({len(grid)} runs)", mape(grid), 8.0, 8.0),
         Bar(f"all tier A, MAPE ({len(tier_a)} runs)", mape(tier_a), 6.5, 10.0),
     ]
+
+
+def later_bars() -> list[Bar]:
+    """Print the step times of sources that nothing, or little, was fitted to; return their bar."""
+    every: list[float] = []
+    print(f"\n{'step time, later sources':32s}   n  MAPE  median    bias    worst")
+    for name, steps in later_runs().items():
+        found = [predict(step) / step.seconds - 1 for step in steps]
+        print_errors(f"{name:30s}", found)
+        every += found
+    return [Bar(f"later sources, MAPE ({len(every)} runs)", mape(every), 6.5, 10.0)]
 
 
 def calibration_bars(draws: int) -> list[Bar]:
@@ -184,7 +200,8 @@ def search_bars() -> list[Bar]:
 
 def main(draws: int = 10) -> int:
     """Print everything; 1 when a bar falls."""
-    bars = [*step_bars(), *calibration_bars(draws), *memory_bars(), *ranking_bars(), *search_bars()]
+    bars = [*step_bars(), *later_bars(), *calibration_bars(draws)]
+    bars += [*memory_bars(), *ranking_bars(), *search_bars()]
     print(f"\n{'bar':46s}  value    bar   goal")
     for bar in bars:
         word = "" if bar.value <= bar.goal else ("  goal missed" if bar.holds else "  FALLEN")
