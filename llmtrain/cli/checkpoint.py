@@ -75,11 +75,15 @@ def _show(
     runs: Runs = RUNS,
     as_json: Json = False,
 ) -> None:
-    """Show what one checkpoint holds."""
-    from llmtrain.run.checkpoints import read_manifest, resolve_step
+    """Show what one checkpoint holds.
+
+    Also faults that show without reading the shards, as in `list`.
+    """
+    from llmtrain.run.checkpoints import read_manifest, resolve_step, verify
 
     checkpoint = resolve_step(_root(reference, runs), step)
     manifest = read_manifest(checkpoint.path)
+    problems = verify(checkpoint.path, checksums=False)
     if as_json:
         listed = {key: {"dtype": t.dtype, "shape": list(t.shape)} for key, t in manifest.tensors.items()}
         shards = [{"file": s.file, "bytes": s.bytes, "checksum": s.checksum} for s in manifest.shards]
@@ -88,10 +92,12 @@ def _show(
             "extra": manifest.info.extra,
             "files": shards,
             "tensor_list": listed,
+            "problems": console.problem_documents(problems),
         }
         console.emit_json({"checkpoint": document})
         return
-    _print(checkpoint, manifest)
+    console.say_problems(problems, word="problem")
+    _print(checkpoint, manifest, problems)
     if tensors:
         rows = [
             [key, entry.dtype, "x".join(map(str, entry.shape)) or "scalar", str(len(entry.pieces))]
@@ -164,19 +170,25 @@ def _prune(
     Damaged ones do not count. Reads every byte of those that are kept, so that a whole one is never deleted
     for a damaged one.
     """
-    from llmtrain.run.checkpoints import kept_for_ever, list_checkpoints, outdated, prune
+    from llmtrain.run.checkpoints import delete, kept_for_ever, retention
 
     root = _root(reference, runs)
-    protect = kept_for_ever(keep_every)
-    deleted = (outdated if dry_run else prune)(root, keep, protect=protect, checksums=True)
-    left = [checkpoint.name for checkpoint in list_checkpoints(root) if checkpoint not in deleted]
+    found = retention(root, keep, protect=kept_for_ever(keep_every), checksums=True, all_kept=True)
+    if not dry_run:
+        delete(found.outdated)
     if as_json:
-        names = [checkpoint.name for checkpoint in deleted]
-        console.emit_json({"deleted": names, "dry_run": dry_run, "kept": left})
+        deleted, kept = ([each.name for each in part] for part in (found.outdated, found.kept))
+        damaged = [
+            {"name": name, "problems": console.problem_documents(problems)}
+            for name, problems in found.damaged.items()
+        ]
+        console.emit_json({"deleted": deleted, "dry_run": dry_run, "kept": kept, "damaged": damaged})
         return
-    for checkpoint in deleted:
+    for checkpoint in found.outdated:
         console.emit(f"{'would delete' if dry_run else 'deleted'} {checkpoint.name}")
-    console.say(f"{len(left)} kept")
+    console.say_problems([each for problems in found.damaged.values() for each in problems], word="problem")
+    damaged_too = f", {', '.join(found.damaged)} damaged, which count for none" if found.damaged else ""
+    console.say(f"{len(found.kept)} kept{damaged_too}")
 
 
 def _run(reference: str, runs: Path) -> RunDir:
@@ -246,14 +258,18 @@ def _row(checkpoint: Checkpoint, problems: Sequence[Problem]) -> list[str]:
     ]
 
 
-def _print(checkpoint: Checkpoint, manifest: Manifest) -> None:
+def _print(checkpoint: Checkpoint, manifest: Manifest, problems: Sequence[Problem]) -> None:
+    from llmtrain.errors import CheckpointError
     from llmtrain.run.checkpoints import read_chain
     from llmtrain.units import format_bytes
 
     summary, info = _summary(checkpoint), manifest.info
     layout = " ".join(f"{key}={value}" for key, value in info.layout.items())
     kinds = sorted({entry.dtype for entry in manifest.tensors.values()})
-    chain = [link.path.name for link in read_chain(checkpoint.path, manifest)]
+    try:
+        chain = [link.path.name for link in read_chain(checkpoint.path, manifest)]
+    except CheckpointError:  # one of the problems that were told
+        chain = [checkpoint.name, manifest.info.base.name if manifest.info.base else "?"]
     lines = {
         "path": checkpoint.path,
         "run": info.run_id,
@@ -265,6 +281,7 @@ def _print(checkpoint: Checkpoint, manifest: Manifest) -> None:
         "tensors": f"{len(manifest.tensors):,} ({', '.join(kinds)})",
         "layout": layout or "-",
         "recipe": info.recipe_digest or "-",
+        "state": "damaged" if problems else "complete (`verify` reads every byte)",
     }
     for name, value in lines.items():
         console.emit(f"{name:<8} {value}")

@@ -67,18 +67,26 @@ def _resume(
     backend = load_backend(job.spec.cluster)
     refuse_if_supervised(found, dead=dead_holder(found, backend))
     if record.stage == "ended" and record.exit_status == ExitStatus.DONE:
-        console.say(f"run {found.run_id} is done: step {record.reached_step} was the last one")
-        if as_json:
-            console.emit_json({"run": found.run_id, "path": str(found.path), "exit_status": 0})
-        return ExitStatus.DONE
+        return _say_done(found, record, as_json=as_json)
     if job.spec.cluster.storage.shared == "everywhere":
         _refuse_fresh(found, record)  # Elsewhere the checkpoints cannot be seen from here; the ranks look.
-    allowance = _allowance(found, job, nodes)
-    if problems := backend.check(job.spec, found, fewest=fewest_nodes(job, record, allowance)):
+    fewest = fewest_nodes(job, record, _allowance(found, job, nodes))
+    if problems := backend.check(job.spec, found, fewest=fewest):
         raise ConfigError(problems)
     found.stop_file.unlink(missing_ok=True)
     rewrite_scripts(found, render_scripts(job, found, python=sys.executable))
     return start_and_attach(found, job, backend, detach=detach, as_json=as_json)
+
+
+def _say_done(run: RunDir, record: RunRecord, *, as_json: bool) -> int:
+    """Leave a finished run as it is."""
+    console.say(
+        f"run {run.run_id} is done: step {record.reached_step} was the last one; no checkpoint is looked "
+        f"at (`llmtrain checkpoint verify {run.argument}` reads them)"
+    )
+    if as_json:
+        console.emit_json({"run": run.run_id, "path": str(run.path), "exit_status": 0})
+    return ExitStatus.DONE
 
 
 def _allowance(run: RunDir, job: JobFile, nodes: int | None) -> Allowance | None:

@@ -15,7 +15,7 @@ from llmtrain.engine.checkpoint.pieces import Piece
 from llmtrain.engine.parallel.buckets import Buckets
 from llmtrain.engine.parallel.groups import Groups
 from llmtrain.errors import CheckpointError
-from llmtrain.run.checkpoints import CheckpointInfo, Manifest
+from llmtrain.run.checkpoints import CheckpointInfo, Manifest, notes_faults
 
 PARTS: tuple[str, ...] = ("master", "exp_avg", "exp_avg_sq")
 """What is kept of every weight: itself and AdamW's two moments, all FP32. Key: `<tensor>/<part>`."""
@@ -93,7 +93,9 @@ def progress_of(manifest: Manifest, recipe: Recipe, layout: Layout, rank: int, c
     """Where a checkpoint stands, for a rank of a layout; raises CheckpointError when its seed, model or data
     cursor is not this run's."""
     info = manifest.info
-    _check_kinds(info, checkpoint)
+    fault = next(iter(notes_faults(info)), "")
+    if fault:
+        raise CheckpointError(fault, where=str(checkpoint))
     fault = _recipe_fault(info, recipe)
     if fault:
         raise CheckpointError(fault, where=str(checkpoint), hint=OTHER_RECIPE_HINT)
@@ -106,16 +108,6 @@ def progress_of(manifest: Manifest, recipe: Recipe, layout: Layout, rank: int, c
         extra=dict(info.extra.get("state") or {}),
         own=dict(manifest.shards[rank].state) if same_layout else {},
     )
-
-
-def _check_kinds(info: CheckpointInfo, checkpoint: Path) -> None:
-    """Raise CheckpointError where what the engine noted is of another kind: written by somebody else."""
-    rate = info.extra.get("learning_rate", 0.0)
-    if not isinstance(rate, int | float) or isinstance(rate, bool):
-        raise CheckpointError(f"its learning rate is {rate!r:.60}, not a number", where=str(checkpoint))
-    for name in ("model", "state"):
-        if not isinstance(info.extra.get(name) or {}, Mapping):
-            raise CheckpointError(f"its {name} is not an object", where=str(checkpoint))
 
 
 def _without_micro_batch(layout: Mapping[str, Any]) -> dict[str, Any]:

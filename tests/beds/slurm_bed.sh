@@ -8,6 +8,7 @@ usage: slurm_bed.sh up N WORK             nodes, sshd, munged, slurmctld and N s
        slurm_bed.sh kill NODE WORK        SIGKILL the node's slurmd and all its step processes (sshd stays)
        slurm_bed.sh slurmd NODE WORK      (re)start slurmd on a node
        slurm_bed.sh ctld-kill WORK | ctld-start WORK     controller outage
+       slurm_bed.sh ctld-stop WORK        end the controller in order: what it knows is saved first
 Node faults (cut, power, crash, freeze, boot ...): use ssh_bed.sh, then "slurm_bed.sh slurmd NODE WORK".
 The controller runs on a machine of its own, "ctl": ssh_bed.sh cut ctl WORK (then heal) parts it from all nodes.
 Clients: source WORK/env.sh, or set SLURM_CONF=WORK/slurm/slurm.conf.  On a node it is /etc/slurm/slurm.conf.
@@ -253,6 +254,7 @@ case $cmd in
   slurmd) need_root; need_work "${3:-}"; slurmd_up "$2" ;;
   kill)   need_root; need_work "${3:-}"; step_kill "$2" ;;
   ctld-kill)  need_root; need_work "${2:-}"; p=$(pid_alive "$BED_RUN/slurmctld.pid") || die "no slurmctld"; kill -KILL "$p"; sleep 0.3 ;;
+  ctld-stop)  need_root; need_work "${2:-}"; pid_stop "$BED_RUN/slurmctld.pid" 20 ;;
   ctld-start) need_root; need_work "${2:-}"; ctld_up ;;
   -h|--help|help) usage ;;
   *) usage >&2; exit 2 ;;

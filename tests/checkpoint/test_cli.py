@@ -70,6 +70,16 @@ def test_show(damaged_run, capsys):
         2,
         {"t": {"dtype": "U8", "shape": [16]}},
     )
+    assert "complete (`verify` reads every byte)" in text
+
+
+def test_show_tells_of_damage_that_shows(damaged_run, capsys):
+    assert run(["checkpoint", "show", "run", "20"]) == 0
+    seen = capsys.readouterr()
+    assert "step-00000020/shard-00000.safetensors: truncated: 9 bytes" in seen.err
+    assert "state    damaged" in seen.out
+    [problem] = document(capsys, "checkpoint", "show", "run", "20")["checkpoint"]["problems"]
+    assert problem["message"].startswith("truncated")
 
 
 def test_verify_names_every_damage_and_exits_1(damaged_run, capsys):
@@ -122,7 +132,12 @@ def test_prune(whole_run, capsys):
 
 def test_prune_never_deletes_the_last_whole_one_for_one_with_flipped_bits(damaged_run, capsys):
     assert run(["checkpoint", "prune", "run-1", "--keep", "1"]) == 0
-    assert capsys.readouterr().out == ""
+    seen = capsys.readouterr()
+    assert seen.out == ""
+    assert "shard-00001.safetensors: damaged" in seen.err and "shard-00000.safetensors: truncated" in seen.err
+    assert "3 kept, step-00000030, step-00000020 damaged, which count for none" in seen.err
+    planned = document(capsys, "checkpoint", "prune", "run-1", "--keep", "1", "--dry-run")
+    assert [entry["name"] for entry in planned["damaged"]] == ["step-00000030", "step-00000020"]
     assert [checkpoint.step for checkpoint in list_checkpoints(damaged_run / "checkpoints")] == [30, 20, 10]
 
 

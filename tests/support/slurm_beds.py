@@ -52,7 +52,7 @@ class SlurmBed(SshBed):
         self.slurm("scontrol", "update", f"JobId={job}", "StartTime=now")
 
     def daemon(self, *arguments: str) -> None:
-        """A fault of the scheduler: `kill NODE`, `slurmd NODE`, `ctld-kill`, `ctld-start`."""
+        """A fault of the scheduler: `kill NODE`, `slurmd NODE`, `ctld-kill`, `ctld-stop`, `ctld-start`."""
         self._slurm_script(*arguments, str(self.work))
 
     def up(self) -> None:
@@ -79,8 +79,9 @@ class SlurmBed(SshBed):
         self._wait_idle()
         if broken:
             # Slurm 22.05 miscounts the GPUs of a job that lost a node and was started again on others: they
-            # stay taken, on idle nodes. A controller that starts counts anew.
-            self.daemon("ctld-kill")
+            # stay taken, on idle nodes. A controller that starts counts anew. (One that is killed has saved
+            # an older state, in which the job still runs; that takes it a minute to set right.)
+            self.daemon("ctld-stop")
             self.daemon("ctld-start")
             self._wait_idle()
 

@@ -19,8 +19,9 @@ from llmtrain.run.checkpoints.manifest import (
     ShardEntry,
     TensorEntry,
 )
+from llmtrain.run.checkpoints.notes import notes_faults
 from llmtrain.run.checkpoints.parse import read_manifest
-from llmtrain.run.checkpoints.retention import kept_for_ever, outdated, prune
+from llmtrain.run.checkpoints.retention import Retention, delete, kept_for_ever, outdated, prune, retention
 from llmtrain.run.checkpoints.verify import Selection, newest_valid, verify, verify_shards
 
 __all__ = [
@@ -30,24 +31,28 @@ __all__ = [
     "Link",
     "Manifest",
     "PieceEntry",
+    "Retention",
     "Selection",
     "ShardEntry",
     "TensorEntry",
     "begin_save",
     "clean_leftovers",
     "commit_save",
+    "delete",
     "ever_committed",
     "kept_for_ever",
     "last_committed",
     "list_checkpoints",
     "lost_pointer",
     "newest_valid",
+    "notes_faults",
     "outdated",
     "prune",
     "read_chain",
     "read_manifest",
     "read_pointer",
     "resolve_step",
+    "retention",
     "verify",
     "verify_shards",
 ]

@@ -6,16 +6,28 @@ A deletion renames to a name that no reader looks into, then removes.
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
-from llmtrain.errors import CheckpointError
+from llmtrain.errors import CheckpointError, Problem
 from llmtrain.run.atomic import sync_folder
 from llmtrain.run.checkpoints.folder import LEFTOVER, Checkpoint, list_checkpoints
 from llmtrain.run.checkpoints.parse import read_manifest
 from llmtrain.run.checkpoints.verify import verify
 
 Protect = Callable[[Checkpoint], bool]
+
+
+@dataclass(frozen=True, slots=True)
+class Retention:
+    """What happens to each checkpoint, newest first."""
+
+    outdated: tuple[Checkpoint, ...]
+    """Those that may go."""
+    kept: tuple[Checkpoint, ...]
+    damaged: Mapping[str, tuple[Problem, ...]]
+    """Faults of kept ones that were looked at, by name."""
 
 
 def prune(
@@ -26,39 +38,62 @@ def prune(
     Raises CheckpointError when one cannot be deleted, ValueError when keep < 1.
     """
     doomed = outdated(root, keep, protect=protect, checksums=checksums)
-    for checkpoint in doomed:  # newest first: what builds upon another goes before it
-        _delete(checkpoint.path)
+    delete(doomed)
     return doomed
 
 
 def outdated(
     root: Path, keep: int, *, protect: Protect = lambda _: False, checksums: bool = False
 ) -> list[Checkpoint]:
-    """Checkpoints that may go, newest first: all but the `keep` newest whole full ones, those for which
-    `protect` is true, incremental ones that no whole full one follows, and what these build upon. Whole by
-    their sizes, or with `checksums` by every byte.
+    """Checkpoints that may go, newest first (`retention`). Raises as `prune` does."""
+    return list(retention(root, keep, protect=protect, checksums=checksums).outdated)
+
+
+def retention(
+    root: Path,
+    keep: int,
+    *,
+    protect: Protect = lambda _: False,
+    checksums: bool = False,
+    all_kept: bool = False,
+) -> Retention:
+    """Which checkpoints go: all but the `keep` newest whole full ones, those for which `protect` is true,
+    incremental ones that no whole full one follows, and what these build upon. Whole by their sizes, or with
+    `checksums` by every byte.
 
     Damaged checkpoints do not count, so that never fewer than `keep` whole ones are left where there were as
-    many. Raises as `prune` does.
+    many. With `all_kept`, also those that are kept whatever their state are looked at. Raises as `prune`
+    does.
     """
     if keep < 1:
         raise ValueError(f"at least one checkpoint must be kept, not {keep}")
     doomed: list[Checkpoint] = []
+    kept: list[Checkpoint] = []
+    damaged: dict[str, tuple[Problem, ...]] = {}
     needed: set[str] = set()
     whole = 0
     for checkpoint in list_checkpoints(root):
         is_needed = checkpoint.name in needed or protect(checkpoint)
-        if whole >= keep and not is_needed:
+        base = None if whole >= keep and not is_needed else _base_of(checkpoint)
+        if not is_needed and (whole >= keep or (whole and base)):
             doomed.append(checkpoint)
             continue
-        base = _base_of(checkpoint)
-        if base is None:
-            whole += whole < keep and not verify(checkpoint.path, checksums=checksums)
-        elif whole and not is_needed:
-            doomed.append(checkpoint)
-        else:
+        kept.append(checkpoint)
+        counts = base is None and whole < keep
+        problems = verify(checkpoint.path, checksums=checksums) if counts or all_kept else []
+        if problems:
+            damaged[checkpoint.name] = tuple(problems)
+        whole += counts and not problems
+        if base is not None:
             needed.add(base)
-    return doomed
+    return Retention(tuple(doomed), tuple(kept), damaged)
+
+
+def delete(checkpoints: Iterable[Checkpoint]) -> None:
+    """Delete checkpoints in the order given, newest first: what builds upon another goes before it. Raises
+    CheckpointError."""
+    for checkpoint in checkpoints:
+        _delete(checkpoint.path)
 
 
 def kept_for_ever(every_steps: int | None) -> Protect:

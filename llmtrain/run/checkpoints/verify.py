@@ -19,8 +19,10 @@ from llmtrain.run.checkpoints.folder import (
     list_checkpoints,
     lost_pointer,
     open_regular,
+    parse_name,
 )
 from llmtrain.run.checkpoints.manifest import Manifest, ShardEntry
+from llmtrain.run.checkpoints.notes import notes_faults
 from llmtrain.run.checkpoints.parse import may_pass, read_manifest
 
 MOST_THREADS = 8
@@ -38,7 +40,7 @@ class Selection:
     @property
     def reason(self) -> str:
         """Why newer ones were skipped, in one line; "" when there are none."""
-        return "; ".join(f"{Path(problem.where).name}: {problem.message}" for problem in self.skipped)
+        return "; ".join(f"{_place(Path(problem.where))}: {problem.message}" for problem in self.skipped)
 
 
 def verify(path: Path, *, run_id: str = "", recipe_digest: str = "", checksums: bool = True) -> list[Problem]:
@@ -120,6 +122,7 @@ def _identity_faults(path: Path, manifest: Manifest, run_id: str, recipe_digest:
         problems.append(
             Problem(str(path), f"was written for recipe digest {info.recipe_digest!r}, not {recipe_digest!r}")
         )
+    problems += [Problem(str(path), fault) for fault in notes_faults(info)]
     if path.name.startswith("step-") and not path.name.startswith(f"step-{info.step:08d}"):
         problems.append(Problem(str(path), f"its manifest is of step {info.step}"))
     return problems
@@ -157,6 +160,11 @@ def _shard_fault(path: Path, shard: ShardEntry, checksums: bool) -> str:
             return f"{how}: {size} bytes, the manifest says {shard.bytes}"
         damaged = checksums and not has_checksum(stream.fileno(), shard.checksum)
     return "damaged: its checksum is not the manifest's" if damaged else ""
+
+
+def _place(path: Path) -> str:
+    """`step-00000030/shard-00001.safetensors`: a file of a checkpoint with the checkpoint's name."""
+    return f"{path.parent.name}/{path.name}" if parse_name(path.parent.name) else path.name
 
 
 def _nothing_left(root: Path, skipped: list[Problem]) -> CheckpointError:
