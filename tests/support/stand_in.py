@@ -17,6 +17,7 @@ import sys
 import time
 from pathlib import Path
 
+from llmtrain.engine.process import die_with_parent
 from llmtrain.events import schema
 from llmtrain.events.writer import EventWriter
 from llmtrain.run.layout import RunDir
@@ -75,6 +76,7 @@ class Rank:
 
     def __init__(self, job_json: Path) -> None:
         if os.environ.get("LLMTRAIN_STANDBY") == "1":
+            die_with_parent()  # else the death of its agent would look like the sign to go on
             sys.stdin.read()
         self.run = RunDir(job_json.parent)
         self.rank, self.local_rank = int(os.environ["RANK"]), int(os.environ["LOCAL_RANK"])
