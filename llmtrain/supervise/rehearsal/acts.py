@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from llmtrain.backends.rehearsed import lose_node, return_node
@@ -38,13 +38,25 @@ class Sight:
     what: str
 
 
+MISSING: Mapping[type, str] = {
+    Found: "nothing was found wrong",
+    SlowRank: "no rank was named as slow; where others use the cores too, times may tell nothing of a rank",
+    CheckpointFailed: "no save failed",
+    CheckpointCommitted: "no checkpoint was committed afterwards",
+    Restored: "no ranks went on afterwards",
+    StepFinished: "no step was done afterwards",
+    RunEnded: "the run did not end",
+}
+"""What it means that there is no event of a kind."""
+
+
 # ---- reading the events
 def first(events: Sequence[Event], kind: type, after: float = 0.0) -> Event:
     """The first event of a kind after a moment. Raises RehearsalError."""
     for event in events:
         if isinstance(event.payload, kind) and event.time > after:
             return event
-    raise RehearsalError(f"no {kind.__name__} was told")
+    raise RehearsalError(MISSING[kind])
 
 
 def trains_again(events: Sequence[Event], after: float) -> float:
