@@ -17,9 +17,7 @@ CURVE_LIMIT = 200
 
 def status_document(view: RunView) -> dict[str, Any]:
     """The state of one run. Numbers that are unknown or not finite are null; times are epoch seconds."""
-    state, latest = view.state, view.state.latest
-    validation = state.evaluations.last
-    ended = state.ended
+    state, ended = view.state, view.state.ended
     return {
         "schema": 1,
         "run": view.run.run_id,
@@ -28,18 +26,7 @@ def status_document(view: RunView) -> dict[str, Any]:
         "recipe": view.job.recipe,
         "cluster": view.job.cluster,
         "backend": view.job.backend,
-        "step": state.step,
-        "steps": state.total_steps,
-        "loss": number(latest.loss) if latest else None,
-        "validation_loss": number(validation.loss) if validation else None,
-        "validation_step": validation.step if validation else None,
-        "learning_rate": number(latest.learning_rate) if latest else None,
-        "grad_norm": number(latest.grad_norm) if latest else None,
-        "tokens_per_second": number(state.tokens_per_second),
-        "seconds_per_step": number(state.seconds_per_step),
-        "planned_seconds_per_step": number(view.job.planned_step_seconds),
-        "mfu": number(latest.mfu) if latest else None,
-        "eta_seconds": number(state.eta_seconds),
+        **_progress(view),
         "layout": dict(view.layout),
         "attempt": state.attempt,
         "restarts": state.restarts,
@@ -63,6 +50,25 @@ def status_document(view: RunView) -> dict[str, Any]:
         "events_dropped": state.events_dropped,
         "complete": view.complete,
         "time": view.now,
+    }
+
+
+def _progress(view: RunView) -> dict[str, Any]:
+    """How far the training is, how well it learns, and how fast."""
+    state, latest, validation = view.state, view.state.latest, view.state.evaluations.last
+    return {
+        "step": state.step,
+        "steps": state.total_steps,
+        "loss": number(latest.loss) if latest else None,
+        "validation_loss": number(validation.loss) if validation else None,
+        "validation_step": validation.step if validation else None,
+        "learning_rate": number(latest.learning_rate) if latest else None,
+        "grad_norm": number(latest.grad_norm) if latest else None,
+        "tokens_per_second": number(state.tokens_per_second),
+        "seconds_per_step": number(state.seconds_per_step),
+        "planned_seconds_per_step": number(view.job.planned_step_seconds),
+        "mfu": number(latest.mfu) if latest else None,
+        "eta_seconds": number(state.eta_seconds),
     }
 
 

@@ -1,11 +1,12 @@
-"""What the nodes of a run are to it, and how its ranks compare. Pure."""
+"""What the nodes, ranks and attempts of a run are to it, in the words of all views, and how ranks compare.
+Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from statistics import median
 
-from llmtrain.events.records import RankState
+from llmtrain.events.records import AttemptState, RankState, RankStatus
 from llmtrain.events.words import NodeStatus
 from llmtrain.observe.run_reader import RunView
 
@@ -13,6 +14,8 @@ SLOW_RATIO = 1.2
 """A rank whose own computing takes so many times the median is shown as slow."""
 FEWEST_RANKS = 2
 """Ranks that make a median worth comparing with."""
+MOST_WAITING = 4096
+"""Most ranks that are shown before they were heard of."""
 
 
 def rank_scores(ranks: Sequence[RankState]) -> dict[int, float]:
@@ -59,3 +62,37 @@ def node_counts(view: RunView) -> dict[str, int]:
     """How many nodes are in each state, states without any included."""
     states = list(node_states(view).values())
     return {str(status): states.count(status) for status in NodeStatus}
+
+
+def rank_word(view: RunView, rank: RankState) -> str:
+    """One word for a rank: alive, waiting (not heard of yet), ended with its attempt, or how it ended itself;
+    unknown while nobody supervises the run."""
+    if rank.status not in (RankStatus.STARTING, RankStatus.RUNNING):
+        return str(rank.status)
+    current = view.state.current
+    if view.state.ended or current is None or current.outcome:
+        return "ended"
+    if not view.is_supervised:
+        return "unknown"
+    return "alive" if rank.last_seen else "waiting"
+
+
+def known_ranks(view: RunView) -> list[RankState]:
+    """All ranks that the newest attempt shall have, also those that were not heard of yet, in order."""
+    state, current = view.state, view.state.current
+    world_size = current.world_size if current is not None and current.number == state.attempt else 0
+    nodes = current.nodes if current is not None else ()
+    per_node = max(1, world_size // len(nodes)) if nodes else 1
+    waiting = {
+        rank: RankState(rank=rank, attempt=state.attempt, host=nodes[rank // per_node] if nodes else "")
+        for rank in range(min(world_size, MOST_WAITING))
+        if rank not in state.ranks and rank // per_node < max(1, len(nodes))
+    }
+    known = {**waiting, **state.ranks}
+    return [known[rank] for rank in sorted(known)]
+
+
+def attempt_word(view: RunView, attempt: AttemptState) -> str:
+    """How an attempt ended, `running`, or `abandoned` when nobody saw its end."""
+    goes_on = attempt is view.state.current and view.state.ended is None and view.is_supervised
+    return attempt.outcome or ("running" if goes_on else "abandoned")

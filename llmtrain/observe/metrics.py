@@ -15,9 +15,8 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 
 from llmtrain.events.records import AttemptState, RunStatus
 from llmtrain.observe.goodput import costs, goodput, lost_steps_of
-from llmtrain.observe.members import node_counts, node_of, rank_scores
+from llmtrain.observe.members import known_ranks, node_counts, node_of, rank_scores, rank_word
 from llmtrain.observe.run_reader import RunView
-from llmtrain.observe.terminal_views.tables import known_ranks, rank_word
 
 MOST_RANKS = 1024
 """Worlds up to this size get metrics for every rank; bigger ones for every node only."""

@@ -9,8 +9,8 @@ from statistics import median
 
 from llmtrain.events.trace import Bubble, RankTrace, clock_offsets, measure_bubbles, read_traces
 from llmtrain.observe.html.svg import Axis, drawing, figure, legend, time_unit
+from llmtrain.observe.members import attempt_word
 from llmtrain.observe.run_reader import RunView
-from llmtrain.observe.terminal_views.tables import attempt_word
 from llmtrain.observe.wording import duration_text
 from llmtrain.plan.timing.timeline import Timeline
 from llmtrain.units import percent

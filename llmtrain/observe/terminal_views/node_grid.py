@@ -9,9 +9,8 @@ from rich.text import Text
 
 from llmtrain.events.records import RankState
 from llmtrain.events.words import NodeStatus
-from llmtrain.observe.members import node_of, node_states, rank_scores, slow_ranks
+from llmtrain.observe.members import node_of, node_states, rank_scores, rank_word, slow_ranks
 from llmtrain.observe.run_reader import RunView
-from llmtrain.observe.terminal_views.tables import rank_word
 from llmtrain.observe.wording import STYLES, age_text, clock_text
 
 LETTERS = {

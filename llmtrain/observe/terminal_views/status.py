@@ -14,12 +14,12 @@ from llmtrain.events.records import RankStatus, RunStatus, SaveInterval
 from llmtrain.events.saving import interval_text, source_text
 from llmtrain.events.words import NodeStatus
 from llmtrain.observe.goodput_text import goodput_text
-from llmtrain.observe.members import node_counts, node_states
+from llmtrain.observe.members import known_ranks, node_counts, node_states
 from llmtrain.observe.reactions import reactions_text
 from llmtrain.observe.run_reader import RunView
 from llmtrain.observe.terminal_views.chart import line_chart, sparkline
 from llmtrain.observe.terminal_views.node_grid import grid_lines
-from llmtrain.observe.terminal_views.tables import attempts_table, known_ranks, labelled_table, ranks_table
+from llmtrain.observe.terminal_views.tables import attempts_table, labelled_table, ranks_table
 from llmtrain.observe.wording import (
     STYLES,
     age_text,

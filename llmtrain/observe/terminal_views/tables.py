@@ -7,10 +7,9 @@ from rich.text import Text
 
 from llmtrain.events.records import AttemptState, RankState, RankStatus
 from llmtrain.observe.goodput import costs
+from llmtrain.observe.members import attempt_word, rank_word
 from llmtrain.observe.run_reader import RunView
 from llmtrain.observe.wording import STYLES, UNKNOWN, age_text, bytes_text, duration_text
-
-MOST_WAITING = 4096
 
 
 def one_line_table(*, header: bool = True) -> Table:
@@ -72,34 +71,6 @@ def ranks_table(view: RunView, ranks: list[RankState], *, wide: bool) -> Table:
     return table
 
 
-def rank_word(view: RunView, rank: RankState) -> str:
-    """One word for a rank: alive, waiting (not heard of yet), ended with its attempt, or how it ended itself;
-    unknown while nobody supervises the run."""
-    if rank.status not in (RankStatus.STARTING, RankStatus.RUNNING):
-        return str(rank.status)
-    current = view.state.current
-    if view.state.ended or current is None or current.outcome:
-        return "ended"
-    if not view.is_supervised:
-        return "unknown"
-    return "alive" if rank.last_seen else "waiting"
-
-
-def known_ranks(view: RunView) -> list[RankState]:
-    """All ranks that the newest attempt shall have, also those that were not heard of yet, in order."""
-    state, current = view.state, view.state.current
-    world_size = current.world_size if current is not None and current.number == state.attempt else 0
-    nodes = current.nodes if current is not None else ()
-    per_node = max(1, world_size // len(nodes)) if nodes else 1
-    waiting = {
-        rank: RankState(rank=rank, attempt=state.attempt, host=nodes[rank // per_node] if nodes else "")
-        for rank in range(min(world_size, MOST_WAITING))
-        if rank not in state.ranks and rank // per_node < max(1, len(nodes))
-    }
-    known = {**waiting, **state.ranks}
-    return [known[rank] for rank in sorted(known)]
-
-
 def attempts_table(view: RunView, most: int) -> Table:
     """One line for each of the `most` newest attempts: what it did, and what its end cost and why it came."""
     table = one_line_table()
@@ -109,12 +80,6 @@ def attempts_table(view: RunView, most: int) -> Table:
     for attempt in view.state.attempts[-most:]:
         table.add_row(*_attempt_row(view, attempt, prices.get(attempt.number)))
     return table
-
-
-def attempt_word(view: RunView, attempt: AttemptState) -> str:
-    """How an attempt ended, `running`, or `abandoned` when nobody saw its end."""
-    goes_on = attempt is view.state.current and view.state.ended is None and view.is_supervised
-    return attempt.outcome or ("running" if goes_on else "abandoned")
 
 
 def _attempt_row(view: RunView, attempt: AttemptState, cost: float | None) -> list[str | Text]:
