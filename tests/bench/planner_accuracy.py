@@ -95,14 +95,28 @@ def step_bars() -> list[Bar]:
 
 
 def later_bars() -> list[Bar]:
-    """Print the step times of sources that nothing, or little, was fitted to; return their bar."""
+    """Print the step times and the memory of sources that nothing, or little, was fitted to; return their
+    bars."""
     every: list[float] = []
+    memory: list[float] = []
     print(f"\n{'step time, later sources':32s}   n  MAPE  median    bias    worst")
-    for name, steps in later_runs().items():
-        found = [predict(step) / step.seconds - 1 for step in steps]
+    for name, runs in later_runs().items():
+        found = [predict(run.step) / run.step.seconds - 1 for run in runs]
         print_errors(f"{name:30s}", found)
         every += found
-    return [Bar(f"later sources, MAPE ({len(every)} runs)", mape(every), 6.5, 10.0)]
+        memory += [reserved(run.step) / run.reserved - 1 for run in runs if run.reserved]
+    print_errors(f"{'memory, allocator':30s}", memory)
+    return [
+        Bar(f"later sources, MAPE ({len(every)} runs)", mape(every), 8.5, 10.0),
+        Bar(f"later sources, memory, MAPE ({len(memory)} runs)", mape(memory), 5.0, 3.0),
+    ]
+
+
+def reserved(step: MeasuredStep) -> float:
+    """Bytes that the allocator of the fullest rank is predicted to hold."""
+    work = make_workload(step.recipe, step.cluster.software.framework)
+    micro_batches = step.layout.micro_batches(step.recipe.batch.global_size)[0]
+    return MemoryModel(work, make_machine(step.cluster)).fullest(step.layout, micro_batches).reserved
 
 
 def calibration_bars(draws: int) -> list[Bar]:

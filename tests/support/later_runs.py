@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,7 @@ from tests.support.published import FSDP, NEMO
 DATA = Path(__file__).resolve().parents[1] / "data" / "later_runs.yaml"
 LINKS = {
     "h100-sxm": ("nvlink4", "ib-ndr", 400e9),
+    "h100-96g-hbm2e": ("nvlink4", "ib-ndr", 400e9),
     "b200": ("nvlink5", "ib-ndr", 400e9),
     "gb200": ("nvlink5", "ib-ndr", 400e9),
     "a100-80g-sxm": ("nvlink3", "ib-hdr", 200e9),
@@ -35,7 +36,16 @@ _DOMAIN = 64
 """GB200 that share one NVLink domain in runs of a power of two."""
 
 
-def later_runs() -> dict[str, list[MeasuredStep]]:
+@dataclass(frozen=True)
+class LaterRun:
+    """One measured run."""
+
+    step: MeasuredStep
+    reserved: float | None
+    """Most bytes that the allocator held, where published."""
+
+
+def later_runs() -> dict[str, list[LaterRun]]:
     """Runs by source."""
     document = yaml.safe_load(DATA.read_text(encoding="utf-8"))
     return {
@@ -47,8 +57,8 @@ def later_runs() -> dict[str, list[MeasuredStep]]:
     }
 
 
-def _run(source: dict[str, Any], models: dict[str, Any], row: dict[str, Any]) -> MeasuredStep:
-    model = _model(models[row["model"]])
+def _run(source: dict[str, Any], models: dict[str, Any], row: dict[str, Any]) -> LaterRun:
+    model = _model(models[row["model"]], row.get("sequence"))
     tokens = row["global"] * model.sequence
     recipe = Recipe(
         name=row["model"],
@@ -57,15 +67,16 @@ def _run(source: dict[str, Any], models: dict[str, Any], row: dict[str, Any]) ->
         precision=PrecisionConfig(mode=source["precision"]),
         train=TrainConfig(steps=1),
     )
-    return MeasuredStep(
+    step = MeasuredStep(
         recipe=recipe,
         cluster=_cluster(source, row),
         layout=_layout(row),
         seconds=tokens / row["tokens"] / row["gpus"],
     )
+    return LaterRun(step, row["reserved_gib"] * 2**30 if "reserved_gib" in row else None)
 
 
-def _model(shape: dict[str, Any]) -> ModelConfig:
+def _model(shape: dict[str, Any], sequence: int | None) -> ModelConfig:
     is_gpt3 = shape["kind"] == "gpt" and shape["vocab"] == 51200
     return ModelConfig(
         kind=shape["kind"],
@@ -75,7 +86,7 @@ def _model(shape: dict[str, Any]) -> ModelConfig:
         kv_heads=shape.get("kv_heads", shape["heads"]),
         ffn_hidden=shape["ffn"],
         vocab=shape["vocab"],
-        sequence=shape["sequence"],
+        sequence=sequence or shape["sequence"],
         bias=False,
         rope=None if is_gpt3 else RopeConfig(),
         tie_embeddings=False,
@@ -122,4 +133,12 @@ def _cluster(source: dict[str, Any], row: dict[str, Any]) -> ClusterProfile:
 def _software(source: dict[str, Any], row: dict[str, Any]) -> SoftwareConfig:
     if source["software"] == "fsdp":
         return replace(FSDP, shard_within_node=row["within_node"])
+    if source["software"] == "torchtitan":
+        return replace(
+            FSDP,
+            fused_kernels=True,
+            selective_recompute="operators",
+            fp8_scaling=source["fp8_scaling"],
+            fp8_gather=True,
+        )
     return replace(NEMO, fp8_scaling=source["fp8_scaling"])

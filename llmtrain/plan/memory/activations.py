@@ -130,6 +130,8 @@ def _gathered_weights(work: Workload, layout: Layout, habits: Bookkeeping, stage
         return layer + max(layer, vocabulary if stage == layout.pp - 1 else 0)
     ends = (stage == 0) + (stage == layout.pp - 1 and (layout.pp > 1 or not work.tied))
     whole = ends * vocabulary
+    if habits.waits_in_pipelines and layout.pp > 1:  # all of them are, beside the buffer of a gather
+        return max(whole, layer)
     return whole + 2 * layer + (max(whole, layer) if habits.prefetches else 0)
 
 

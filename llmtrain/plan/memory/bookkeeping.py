@@ -54,6 +54,9 @@ class Bookkeeping:
     prefetches: bool = False
     """Whether ZeRO-3 gathers the next layer beside one at work, through buffers of another stream, whose
     memory nothing else can use."""
+    waits_in_pipelines: bool = False
+    """Whether ZeRO-2 and 3 keep weights gathered and gradients whole until a pipeline's last micro-batch,
+    instead of exchanging them in every micro-batch."""
     whole_inputs: bool = False
     """Whether products keep their inputs as gathered from the sequence-parallel ranks."""
     bucket_elements: float = 0.0
@@ -93,6 +96,7 @@ BOOKKEEPING: dict[str, Bookkeeping] = {
         fp32_parameters=True,
         ends_stay_gathered=True,
         prefetches=True,
+        waits_in_pipelines=True,  # torch.distributed.pipelining, stage.py
         whole_inputs=True,
     ),
     "deepspeed": Bookkeeping(

@@ -197,7 +197,8 @@ class MemoryModel:
         whole = weights.total
         shard = weights.dense / replicas + weights.expert / max(1.0, replicas / layout.ep)
         kept = self._kept_whole(layout, stage)
-        gradients = gradient * (shard if zero >= 2 else whole) + gradient * kept
+        waits = self._habits.waits_in_pipelines and layout.pp > 1
+        gradients = gradient * (shard if zero >= 2 and not waits else whole) + gradient * kept
         if self._work.communication == "int8" and layout.dp > 1:
             gradients += 4.0 * whole  # what rounding leaves out
         if self._habits.half_gradients and gradient == 4.0 and element == 2:
@@ -209,8 +210,9 @@ class MemoryModel:
         parameter = element
         if self._habits.fp32_parameters and zero >= 3:
             parameter = 4
+        gathered = element * whole if zero >= 3 and waits else 0.0
         return (
-            parameter * (shard + kept * (1.0 - 1.0 / layout.dp) if zero >= 3 else whole),
+            parameter * (shard + kept * (1.0 - 1.0 / layout.dp) if zero >= 3 else whole) + gathered,
             gradients,
             (8.0 if parameter == 4 else 12.0) * (shard if zero >= 1 else whole),
         )

@@ -125,10 +125,9 @@ def _data(timer: BlockTimer, layout: Layout, block: BlockTime, micro_batches: in
     """Seconds of gradient reduction and weight gathering on the first stage: exposed, hidden."""
     software = timer.machine.software
     reduce, gather = _traffic_of_stage(timer, layout)
-    if layout.zero >= 2:
+    if layout.zero >= 2 and not _waits(timer, layout):
         reduce *= micro_batches
-    if layout.zero == 3:
-        gather *= 2 * micro_batches
+        gather *= 2 * micro_batches if layout.zero == 3 else 1
     hidden = 0.0
     if software.overlap_gradients or software.overlap_weights:
         backward, forward = _windows(timer, layout, block, micro_batches)
@@ -136,6 +135,11 @@ def _data(timer: BlockTimer, layout: Layout, block: BlockTime, micro_batches: in
         hidden += min(gather, forward) if software.overlap_weights else 0.0
     exposed = reduce + gather - (1 - _STOLEN) * hidden + _tied(timer, layout)
     return exposed, hidden * (1 - _STOLEN)
+
+
+def _waits(timer: BlockTimer, layout: Layout) -> bool:
+    """Whether sharded weights stay gathered, and gradients whole, until the last micro-batch is done."""
+    return BOOKKEEPING[timer.machine.software.framework].waits_in_pipelines and layout.pp > 1
 
 
 def _traffic_of_stage(timer: BlockTimer, layout: Layout) -> tuple[float, float]:
@@ -238,7 +242,7 @@ def _windows(timer: BlockTimer, layout: Layout, block: BlockTime, micro_batches:
     layers = max(0, timer.work.stage_layers(layout)[0] - 1)
     backward = layers * (block.backward + block.recompute + block.tensor / 2)
     forward = layers * block.forward
-    if layout.zero >= 2:
+    if layout.zero >= 2 and not _waits(timer, layout):
         gathering = micro_batches * (forward + backward) if layout.zero == 3 else forward
         return micro_batches * backward, gathering
     passes = 1.0
