@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+from collections import Counter
 from collections.abc import Generator
 from pathlib import Path
 from typing import Any
@@ -29,14 +30,30 @@ hypothesis.settings.register_profile(
 hypothesis.settings.load_profile("house")
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """With LLMTRAIN_TESTS_RERUN=1 a failing test of real time is run once more; both outcomes are listed."""
+LONG = (*REAL_TIME, "engine", "packaging")
+"""Below tests/: files that may take minutes, however few tests they have."""
+LONG_TESTS = 12
+"""As many tests such a file counts for at least, when several workers share the files."""
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """With LLMTRAIN_TESTS_RERUN=1 a failing test of real time is run once more; both outcomes are listed.
+
+    Workers (`--dist loadfile --no-loadscope-reorder`) get the largest files first, so that none of them is
+    left with a long one when the others have nothing more to do.
+    """
+    if hasattr(config, "workerinput"):
+        counts = Counter(item.path for item in items)
+        items.sort(key=lambda item: -max(counts[item.path], LONG_TESTS * _place(item).startswith(LONG)))
     if os.environ.get(RERUN) != "1":
         return
     for item in items:
-        place = item.path.relative_to(Path(__file__).parent).as_posix()
-        if place.startswith(REAL_TIME):
+        if _place(item).startswith(REAL_TIME):
             item.add_marker(pytest.mark.flaky(reruns=1))
+
+
+def _place(item: pytest.Item) -> str:
+    return item.path.relative_to(Path(__file__).parent).as_posix()
 
 
 @pytest.fixture(autouse=True)
