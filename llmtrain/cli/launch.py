@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
     from llmtrain.backends.base import Backend
     from llmtrain.config.cluster import ClusterProfile
+    from llmtrain.config.job import JobSpec
     from llmtrain.render.scripts import RenderedJob
     from llmtrain.run.job_file import JobFile
     from llmtrain.run.layout import RunDir
@@ -79,42 +80,39 @@ def _launch_run(
     from llmtrain.config.job import resolve
     from llmtrain.plan.layouts.supported import check_supported
     from llmtrain.plan.make import make_plan
-    from llmtrain.supervise.create import create_run, plan_as_files, run_dir_for
+    from llmtrain.supervise.create import create_run, plan_as_files
 
     spec = resolve(recipe, cluster, overrides)
     with profile_lines(cluster, overrides):
         _check_here(spec.cluster)
     plan = make_plan(spec)
     check_supported(spec.recipe, plan.plans[0].layout)
-    there = _login_folder(spec.cluster)
-    storage = "runs" if there else spec.cluster.storage.path
-    run = run_dir_for(spec.recipe.name, storage, run_dir)
-    target = there(spec.cluster, run) if there else run
+    run, target = _folders(spec, run_dir)
     with profile_lines(cluster, overrides):
         job, rendered = plan_as_files(run, spec, plan, place=target)
     if dry_run:
         _show(target, rendered, as_json=as_json)
         return ExitStatus.DONE
-
-    from llmtrain.backends.registry import load_backend
-    from llmtrain.cli.inputs import HERE, missing_inputs, unfit_inputs
-    from llmtrain.errors import ConfigError
-
-    if spec.cluster.backend.kind in HERE and (
-        wrong := missing_inputs(recipe, overrides) or unfit_inputs(recipe, overrides)
-    ):
-        raise ConfigError(wrong)
+    _refuse_inputs(spec, recipe, overrides)
     with profile_lines(cluster, overrides):
-        backend = load_backend(spec.cluster)
-        if problems := backend.check(spec, target):
-            raise ConfigError(problems)
+        backend = _fit_backend(spec, target)
     console.say_problems(plan.problems, word="warning")
     create_run(run, rendered)
-    if there:
+    is_here = target is run
+    if not is_here:
         _note_where(run, spec.cluster)
     # What happens on another machine's disks cannot be shown as it goes.
     with profile_lines(cluster, overrides):
-        return _start(run, job, backend, detach=detach or there is not None, as_json=as_json)
+        return _start(run, job, backend, detach=detach or not is_here, as_json=as_json)
+
+
+def _folders(spec: JobSpec, run_dir: Path | None) -> tuple[RunDir, RunDir]:
+    """The new run's folder on this machine, and where the run lives: the same, but for a login node's."""
+    from llmtrain.supervise.create import run_dir_for
+
+    there = _login_folder(spec.cluster)
+    run = run_dir_for(spec.recipe.name, "runs" if there else spec.cluster.storage.path, run_dir)
+    return run, there(spec.cluster, run) if there else run
 
 
 def _check_here(cluster: ClusterProfile) -> None:
@@ -129,6 +127,28 @@ def _check_here(cluster: ClusterProfile) -> None:
 
         if problems := unreadable_setup(cluster.backend.slurm.setup):
             raise ConfigError(problems)
+
+
+def _refuse_inputs(spec: JobSpec, recipe: str, overrides: list[str]) -> None:
+    """Raise ConfigError when the corpus, where it is read on this machine, cannot be trained on."""
+    from llmtrain.cli.inputs import HERE, missing_inputs, unfit_inputs
+    from llmtrain.errors import ConfigError
+
+    if spec.cluster.backend.kind not in HERE:
+        return
+    if problems := missing_inputs(recipe, overrides) or unfit_inputs(recipe, overrides):
+        raise ConfigError(problems)
+
+
+def _fit_backend(spec: JobSpec, target: RunDir) -> Backend:
+    """The backend, which has looked whether the job can run there. Raises ConfigError."""
+    from llmtrain.backends.registry import load_backend
+    from llmtrain.errors import ConfigError
+
+    backend = load_backend(spec.cluster)
+    if problems := backend.check(spec, target):
+        raise ConfigError(problems)
+    return backend
 
 
 def _start(run: RunDir, job: JobFile, backend: Backend, *, detach: bool, as_json: bool) -> int:

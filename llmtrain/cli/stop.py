@@ -54,9 +54,8 @@ def _stop(
     holder = read_holder(found)
     if holder is not None and holder.is_alive:
         ask_to_stop(found, now=now, grace=grace)
-        console.say(
-            f"asked the supervisor ({holder.describe()}) to {'leave now' if now else 'save and leave'}"
-        )
+        what = "leave now" if now else "save and leave"
+        console.say(f"asked the supervisor ({holder.describe()}) to {what}")
         _wait(found, holder, 0.0 if now else SAVE_SECONDS if grace is None else grace)
         _end_job(found, now=now)
         word = "stopped"
@@ -65,14 +64,8 @@ def _stop(
     record = read_record(found)
     console.say(f"run {found.run_id}: {word}{f' ({record.message})' if record.message else ''}")
     if as_json:
-        console.emit_json(
-            {
-                "run": found.run_id,
-                "path": str(found.path.absolute()),
-                "state": word,
-                "exit_status": record.exit_status,
-            }
-        )
+        told = {"run": found.run_id, "path": str(found.path.absolute()), "state": word}
+        console.emit_json({**told, "exit_status": record.exit_status})
     return ExitStatus.DONE
 
 

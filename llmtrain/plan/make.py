@@ -46,26 +46,26 @@ def make_plan(
     usable = cluster.nodes - cluster.spares
     search = Search(evaluator, spec.recipe, features)
     if layout is None:
-        found = search.run(usable)
-        if not found.candidates:
-            raise InfeasibleError(nothing_fits(evaluator, spec.recipe, found.refused, usable, features))
+        found = _searched(search, evaluator, spec, usable, features)
     else:
         fixed = _fixed(evaluator, layout, usable, features)
         found = Found((fixed,), (fixed,), Refused(), 1, 1, (layout,))
     ladder = make_ladder(
         evaluator, spec.recipe, search, found, nodes=cluster.nodes, usable=usable, lowest=lowest
     )
-    size = model_size(spec.recipe.model)
-    failures = reliability(found.candidates[0], size.parameters, cluster, spec.recipe.checkpoint)
+    size, best = model_size(spec.recipe.model), found.candidates[0]
+    failures = reliability(best, size.parameters, cluster, spec.recipe.checkpoint)
     return Plan(
         model=size,
         plans=tuple(evaluator.with_wire_bytes(candidate) for candidate in found.candidates[:top]),
         ladder=ladder,
         problems=(
             *request_problems(spec.recipe, evaluator.machine),
-            *_remarks(
-                evaluator, spec, found.candidates[0], ladder=ladder, failures=failures, features=features
-            ),
+            *_tight_memory(evaluator, best),
+            *_missing_features(features, best),
+            *_doubtful_prediction(evaluator, best, size.parameters),
+            *_empty_rungs(ladder),
+            *_short_host_memory(evaluator, spec, best, failures),
         ),
         front=found.front,
         refused=_groups(found.refused),
@@ -81,6 +81,15 @@ def make_evaluator(spec: JobSpec) -> Evaluator:
     machine = make_machine(spec.cluster)
     band = error_band(machine, spec.cluster.calibration)
     return Evaluator(make_workload(spec.recipe, machine.software.framework), machine, band)
+
+
+def _searched(
+    search: Search, evaluator: Evaluator, spec: JobSpec, nodes: int, features: EngineFeatures
+) -> Found:
+    found = search.run(nodes)
+    if not found.candidates:
+        raise InfeasibleError(nothing_fits(evaluator, spec.recipe, found.refused, nodes, features))
+    return found
 
 
 def _fixed(evaluator: Evaluator, layout: Layout, nodes: int, features: EngineFeatures) -> Candidate:
@@ -108,16 +117,8 @@ def _groups(refused: Refused) -> tuple[RefusedGroup, ...]:
     )
 
 
-def _remarks(
-    evaluator: Evaluator,
-    spec: JobSpec,
-    best: Candidate,
-    *,
-    ladder: tuple[Rung, ...],
-    failures: Reliability,
-    features: EngineFeatures,
-) -> Iterator[Problem]:
-    """What a person should know although the plan works."""
+# ---- what a person should know although the plan works
+def _tight_memory(evaluator: Evaluator, best: Candidate) -> Iterator[Problem]:
     memory = best.predicted.memory
     if memory.total > evaluator.usable_memory:
         free = 1.0 - memory.total / memory.capacity
@@ -127,14 +128,21 @@ def _remarks(
             f"{100 * free:.1f} % < 4 % free",
             "use recompute or a smaller micro-batch",
         )
+
+
+def _missing_features(features: EngineFeatures, best: Candidate) -> Iterator[Problem]:
     for setting in features.missing(best.layout):
         yield Problem(
             "layout", f"the engine cannot run {setting}: `launch` will refuse it", "leave it to auto"
         )
-    parameters = model_size(spec.recipe.model).parameters
-    warning = optimism(best, evaluator.machine, parameters, evaluator.work.mode)
-    if warning:
+
+
+def _doubtful_prediction(evaluator: Evaluator, best: Candidate, parameters: int) -> Iterator[Problem]:
+    if warning := optimism(best, evaluator.machine, parameters, evaluator.work.mode):
         yield Problem("prediction", warning, "calibrate the profile: `llmtrain profiles calibrate`")
+
+
+def _empty_rungs(ladder: tuple[Rung, ...]) -> Iterator[Problem]:
     empty = [str(rung.nodes) for rung in ladder if rung.candidate is None]
     if empty:
         counts = f"{', '.join(empty)} {'node' if empty == ['1'] else 'nodes'}"
@@ -143,6 +151,12 @@ def _remarks(
             f"nothing fits on {counts}: a run that loses so many stops",
             "lower faults.node_loss_budget, or use recompute",
         )
+
+
+def _short_host_memory(
+    evaluator: Evaluator, spec: JobSpec, best: Candidate, failures: Reliability
+) -> Iterator[Problem]:
+    """Too few nodes for the copies of snapshots, or too little memory in them."""
     if too_few := too_few_nodes(spec.recipe.checkpoint, best.layout, spec.cluster.gpus_per_node):
         yield too_few
     host = evaluator.machine.host_memory

@@ -36,16 +36,7 @@ def main(
 ) -> int:
     """Take the lease, supervise, release it; return the run's exit code. A rehearsal brings a backend and
     limits of its own."""
-    parser = argparse.ArgumentParser(prog="python -m llmtrain.supervise")
-    parser.add_argument("run_dir", type=Path)
-    parser.add_argument(
-        "--wait-for-lease",
-        type=float,
-        default=0.0,
-        metavar="SECONDS",
-        help="how long to wait for an earlier supervisor, which may be on a lost machine, to count as dead",
-    )
-    options = parser.parse_args(argv)
+    options = _options(argv)
     run = RunDir(options.run_dir.resolve())
     try:
         job = read_job_file(run.job_json)
@@ -69,6 +60,19 @@ def main(
         return int(_record_failure(run, lease, message, ExitStatus.FAILED))
     finally:
         lease.release()
+
+
+def _options(argv: list[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m llmtrain.supervise")
+    parser.add_argument("run_dir", type=Path)
+    parser.add_argument(
+        "--wait-for-lease",
+        type=float,
+        default=0.0,
+        metavar="SECONDS",
+        help="how long to wait for an earlier supervisor, which may be on a lost machine, to count as dead",
+    )
+    return parser.parse_args(argv)
 
 
 def _take_lease(run: RunDir, backend: Backend, patience: float) -> Lease:

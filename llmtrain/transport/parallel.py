@@ -43,10 +43,23 @@ def in_parallel(
 
     for index in range(min(width, len(work))):
         threading.Thread(target=serve, name=f"parallel-{index}", daemon=True).start()
+    results, failures = _gather(done, len(work), time.monotonic() + seconds)
+    for key in work:
+        if key not in results and key not in failures:
+            failures[key] = TransportError(f"{key}: not done after {seconds:g} s")
+    return (
+        {key: results[key] for key in work if key in results},
+        {key: failures[key] for key in work if key in failures},
+    )
+
+
+def _gather(
+    done: queue.SimpleQueue[tuple[Key, Result | None, BaseException | None]], count: int, deadline: float
+) -> tuple[dict[Key, Result], dict[Key, LlmtrainError]]:
+    """What comes of so many calls up to a moment of the monotonic clock."""
     results: dict[Key, Result] = {}
     failures: dict[Key, LlmtrainError] = {}
-    deadline = time.monotonic() + seconds
-    while len(results) + len(failures) < len(work):
+    while len(results) + len(failures) < count:
         try:
             key, result, error = done.get(timeout=max(0.0, deadline - time.monotonic()))
         except queue.Empty:
@@ -57,10 +70,4 @@ def in_parallel(
             raise error
         else:
             results[key] = result  # type: ignore[assignment]
-    for key in work:
-        if key not in results and key not in failures:
-            failures[key] = TransportError(f"{key}: not done after {seconds:g} s")
-    return (
-        {key: results[key] for key in work if key in results},
-        {key: failures[key] for key in work if key in failures},
-    )
+    return results, failures

@@ -32,6 +32,7 @@ class Numbers(StrEnum):
     BFLOAT16 = "bfloat16"
 
 
+NO_TOKENIZER = "no tokenizer files: the run's tokenizer is the built-in byte tokenizer, or cannot be found"
 SAFETENSORS_NAMES = {Numbers.FLOAT32: "F32", Numbers.BFLOAT16: "BF16"}
 
 
@@ -75,9 +76,7 @@ def export(
         return
     console.emit(f"{out}: {architecture}, step {checkpoint.step}, {dtype.value}")
     if tokenizer is None:
-        console.say(
-            "no tokenizer files: the run's tokenizer is the built-in byte tokenizer, or cannot be found"
-        )
+        console.say(NO_TOKENIZER)
 
 
 def import_(

@@ -118,6 +118,7 @@ def _open_work(work: Path, address: str) -> None:
 
 
 def _tokenise(job: TokeniseJob, work: Path, workers: int, report: Report) -> list[PartResult]:
+    """Make the parts that are missing in the work folder; all of them, in order."""
     parts, total = job.parts, job.input_bytes
     results = {number: found for number in range(len(parts)) if (found := finished_part(work, number))}
     missing = [number for number in range(len(parts)) if number not in results]

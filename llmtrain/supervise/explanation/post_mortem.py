@@ -19,7 +19,7 @@ from llmtrain.run.atomic import write_atomic, write_json
 from llmtrain.run.layout import AttemptDir
 from llmtrain.supervise.detection.detect import Finding, describe_exit
 from llmtrain.supervise.detection.evidence import collective_table, name_ranks
-from llmtrain.supervise.detection.reports import RankEnd, Reports
+from llmtrain.supervise.detection.reports import NodeReport, RankEnd, Reports
 from llmtrain.supervise.explanation.causes import CLASSES, Cause, CauseClass, cause_of
 from llmtrain.supervise.explanation.stacks import StackGroup, group_stacks, read_stacks
 
@@ -91,11 +91,7 @@ def examine(
     node = first.node if first.node is not None else reports.node_of.get(first.rank or 0)
     report = None if node is None else reports.nodes.get(node)
     lines = _last_lines(attempt, first, node, end)
-    kernel = () if report is None else report.kernel
-    kills = 0 if report is None else report.oom_kills
-    script = None if report is None or first.kind != "launcher_failed" else report.script_ended
-    exit_code = None if script is None else script.exit_code
-    cause = cause_of(first, end, lines, kernel, kills, on_gpu=on_gpu, launcher_exit=exit_code)
+    cause = _cause(first, end, lines, report, on_gpu=on_gpu)
     evidence = [reports.evidence[rank] for rank in sorted(reports.evidence)]
     return PostMortem(
         run=run_id,
@@ -115,6 +111,19 @@ def examine(
         ranks=tuple(_ranks(reports, state)),
         collectives=tuple(collective_table(evidence)),
         stacks=tuple(group_stacks(read_stacks(attempt.stacks))),
+    )
+
+
+def _cause(
+    first: Finding, end: RankEnd | None, lines: Sequence[str], report: NodeReport | None, *, on_gpu: bool
+) -> Cause:
+    """The class of the failure; `report` is of the failing rank's node."""
+    if report is None:
+        return cause_of(first, end, lines, (), 0, on_gpu=on_gpu)
+    script = report.script_ended if first.kind == "launcher_failed" else None
+    exit_code = None if script is None else script.exit_code
+    return cause_of(
+        first, end, lines, report.kernel, report.oom_kills, on_gpu=on_gpu, launcher_exit=exit_code
     )
 
 
