@@ -28,7 +28,12 @@ from llmtrain.config.layout import Layout
 from llmtrain.config.model import ModelConfig, RopeConfig
 from llmtrain.config.numerics import PrecisionConfig
 from llmtrain.config.recipe import BatchConfig, Recipe, TrainConfig
+from llmtrain.plan.machine import make_machine
+from llmtrain.plan.memory.model import MemoryModel
+from llmtrain.plan.workload import make_workload
 
+_SURELY_FULL = 1.3
+"""Memory needed, against the device's, from which no error of the prediction can be the reason."""
 DATA = Path(__file__).resolve().parents[1] / "data" / "published_runs.yaml"
 
 ACCELERATORS = {
@@ -147,7 +152,20 @@ def raw_rows() -> tuple[dict[str, Any], ...]:
 def rows(*groups: str) -> list[Row]:
     """Rows of some groups (all without arguments) whose shape the planner can express."""
     found = (to_row(raw) for raw in raw_rows() if not groups or raw["group"] in groups)
-    return [row for row in found if row is not None]
+    return [_that_fits(row) for row in found if row is not None]
+
+
+def _that_fits(row: Row) -> Row:
+    """A row whose source does not tell whether it recomputes, and which can only have run if it does: it then
+    recomputes in full."""
+    if row.raw["recompute"] or row.layout.recompute != "none" or row.tier == "A":
+        return row
+    machine = make_machine(row.cluster)
+    model = MemoryModel(make_workload(row.recipe, machine.software.framework), machine)
+    micro_batches = row.layout.micro_batches(row.recipe.batch.global_size)[0]
+    if model.need(row.layout, micro_batches) <= _SURELY_FULL * machine.capacity:
+        return row
+    return replace(row, layout=replace(row.layout, recompute="full"))
 
 
 def _value(raw: dict[str, Any], section: str, name: str) -> Any:
@@ -240,6 +258,8 @@ def _layout(raw: dict[str, Any]) -> Layout | None:
     vpp = _value(raw, "parallel", "vpp") or 1
     if raw["id"].startswith("sc21-t2-ptd"):  # the paper's text: tensor 8 inside a node, interleaving for 530B
         tp, pp, vpp = (8, 12, 1) if "175b" in raw["id"] else (8, 35, 3)
+    if "VP column is NA in this release; 12 in" in (raw["notes"] or ""):
+        vpp = 12
     micro = raw["batch"]["micro"]
     if not tp or not pp or not micro:
         return None
