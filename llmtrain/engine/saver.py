@@ -29,6 +29,8 @@ from llmtrain.run.checkpoints import CheckpointInfo
 FIRST_RETRY, LONGEST_RETRY = 1.0, 300.0
 """Seconds until a save that failed is tried again, at the end of a step: the first time and later at once
 when a step takes longer, then doubling."""
+MOST_DOUBLINGS = 10
+"""More of them make no difference; after hours of a full disk, the number would be too large for a float."""
 
 TOLD_SECONDS = 1.0
 """A wait for the save before that is worth telling."""
@@ -158,7 +160,7 @@ class Saver:
     def _ended(self, outcome: Outcome, step: int, seconds: float, stall: float | None) -> None:
         """A save has ended; called in its thread."""
         if isinstance(outcome, CheckpointError):
-            delay = min(LONGEST_RETRY, FIRST_RETRY * 2.0**self._failures)
+            delay = retry_delay(self._failures)
             self._failures, self._retry_at = self._failures + 1, time.monotonic() + delay
             if self._is_first:
                 self._emit(CheckpointFailed(step=step, error=outcome.text()))
@@ -197,3 +199,8 @@ class Saver:
 
     def _tell_phase(self, phase: Phase, step: int) -> None:
         self._emit(PhaseStarted(phase=phase, step=step))
+
+
+def retry_delay(failures: int) -> float:
+    """Seconds until a save is tried again that has failed after so many failures in a row. Pure."""
+    return min(LONGEST_RETRY, FIRST_RETRY * 2.0 ** min(failures, MOST_DOUBLINGS))

@@ -15,7 +15,7 @@ from llmtrain.config.checkpoint import CheckpointConfig
 from llmtrain.config.layout import Layout
 from llmtrain.engine.checkpoint import aside
 from llmtrain.engine.checkpoint.load import load_pieces
-from llmtrain.engine.saver import Saver
+from llmtrain.engine.saver import Saver, retry_delay
 from llmtrain.engine.saving import CheckpointFolder
 from llmtrain.engine.state import Progress
 from llmtrain.engine.step import Wishes, train_step
@@ -129,6 +129,10 @@ def test_a_failed_save_is_told_and_tried_again(tmp_path: Path, monkeypatch: pyte
     assert isinstance(told[-1], CheckpointCommitted | CheckpointFailed)
     assert [checkpoint.step for checkpoint in list_checkpoints(root)] == [2]
     assert not saver.wishes_save(3)
+
+
+def test_a_disk_that_is_full_for_days_is_tried_every_five_minutes() -> None:
+    assert [retry_delay(failures) for failures in (0, 1, 3, 9, 5000)] == [1.0, 2.0, 8.0, 300.0, 300.0]
 
 
 def test_no_host_memory_fails_the_save_and_not_the_run(
