@@ -16,6 +16,7 @@ from llmtrain.config.layout import Layout
 from llmtrain.config.recipe import Recipe
 from llmtrain.plan.evaluate import Evaluator, busiest
 from llmtrain.plan.machine import Machine, make_machine
+from llmtrain.plan.timing.kernels import Kernels
 from llmtrain.plan.workload import make_workload
 
 _NOISE = 0.08
@@ -39,7 +40,13 @@ WIDTHS: dict[str, float] = {
 accelerator differ little between clusters; host software and networks differ by factors."""
 _CPU_WIDTH = 0.80
 """Least width for CPU ranks: no table can know a processor."""
+_BENCHMARKED_WIDTHS = {"launch_gap": 0.30, "intra_node": 0.40, "step_overhead": 0.50}
+"""Other widths for CPU ranks whose rates a micro-benchmark has measured; its kernels keep theirs."""
 _ROUNDS = 12
+CPU_PRODUCT = (1024, 512, 512)
+"""Rows, columns and inner size of the product that the micro-benchmark multiplies on CPUs."""
+CPU_ATTENTION = (4, 32, (128, 512))
+"""Heads, their width, and the lengths at which it measures attention there, forward and backward."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,8 +79,7 @@ def fit(steps: Sequence[MeasuredStep]) -> Fit:
     cases = [_Case(step) for step in steps]
     names = list(WIDTHS)
     values = dict.fromkeys(names, 0.0)
-    least = _CPU_WIDTH if any(case.is_cpu for case in cases) else 0.0
-    widths = [max(least, WIDTHS[name]) for name in names]
+    widths = _widths(cases)
     for _ in range(_ROUNDS):
         residuals = [case.error(values) for case in cases]
         slopes = [[_slope(case, values, name) for name in names] for case in cases]
@@ -82,6 +88,15 @@ def fit(steps: Sequence[MeasuredStep]) -> Fit:
             values[name] += max(-0.3, min(0.3, step))
     errors = tuple(exp(case.error(values)) - 1.0 for case in cases)
     return Fit({name: exp(value) for name, value in values.items()}, errors)
+
+
+def _widths(cases: Sequence[_Case]) -> list[float]:
+    """How far each constant may lie from what is known of it."""
+    if not any(case.is_cpu for case in cases):
+        return list(WIDTHS.values())
+    if all(case.is_benchmarked for case in cases):
+        return list((WIDTHS | _BENCHMARKED_WIDTHS).values())
+    return [max(_CPU_WIDTH, width) for width in WIDTHS.values()]
 
 
 def predict(step: MeasuredStep, factors: dict[str, float] | None = None) -> float:
@@ -118,6 +133,8 @@ def from_rates(
     machine = make_machine(cluster)
     accelerator = machine.accelerator
     known = cluster.calibration
+    if machine.is_cpu:
+        return _from_cpu_rates(machine, known, rates, date=date, evidence=evidence)
     kernels = ("flash1", "flash2", "flash3")
     kernel = cluster.software.attention
     attention = known.attention
@@ -130,7 +147,41 @@ def from_rates(
         attention=attention,
         memory_bandwidth=rates["stream_bandwidth"] / accelerator.memory_bandwidth,
         launch_gap=rates["small_op_seconds"],
-        cores=rates["cores"] if machine.is_cpu else known.cores,
+        date=date,
+        evidence=evidence,
+    )
+
+
+def _from_cpu_rates(
+    machine: Machine, known: CalibrationConfig, rates: dict[str, float], *, date: str, evidence: str
+) -> CalibrationConfig:
+    """The same of a CPU, so that the model predicts what was measured: a product's operands pass through
+    memory, and attention over few keys is slow."""
+    accelerator = machine.accelerator
+    machine = replace(
+        machine,
+        memory_bandwidth=rates["stream_bandwidth"],
+        launch_gap=rates["small_op_seconds"],
+        gemm=1.0,
+        attention=1.0,
+    )
+    kernels = Kernels(machine, "bf16")
+    rows, width, inner = CPU_PRODUCT
+    flops = 2.0 * rows * width * inner
+    beside = kernels.product(rows, width, inner) - flops / accelerator.bf16_flops
+    compute = max(0.5 * flops / rates["gemm_flops"], flops / rates["gemm_flops"] - beside)
+    attention = known.attention
+    if machine.software.attention != "unfused" and "attention_flops" in rates:
+        heads, head_dim, lengths = CPU_ATTENTION
+        table = sum(sum(kernels.attention(heads, keys, keys, head_dim, 1)) for keys in lengths)
+        attention = table * rates["attention_flops"] / sum(7.0 * heads * n * n * head_dim for n in lengths)
+    return replace(
+        known,
+        gemm=flops / compute / accelerator.bf16_flops,
+        attention=attention,
+        memory_bandwidth=rates["stream_bandwidth"] / accelerator.memory_bandwidth,
+        launch_gap=rates["small_op_seconds"],
+        cores=rates["cores"],
         date=date,
         evidence=evidence,
     )
@@ -157,6 +208,8 @@ class _Case:
 
     def __init__(self, step: MeasuredStep) -> None:
         self._machine = make_machine(step.cluster)
+        self.is_benchmarked = step.cluster.calibration.gemm is not None
+        """Whether the rates of the kernels are measured, not the table's."""
         self._work = make_workload(step.recipe, self._machine.software.framework)
         self._layout = step.layout
         self._seconds = step.seconds

@@ -16,6 +16,8 @@ from llmtrain.hardware import ACCELERATORS, LINKS, Accelerator, Link
 CPU = "cpu"
 _CORES = 2.0
 """Cores assumed under CPU ranks until `profiles calibrate` has counted them: those of a small laptop."""
+_STEP_OVERHEAD = 0.01
+_STEP_OVERHEAD_ON_CPU = 0.005
 _FREE_LINK_EFFICIENCY = 0.85
 """Share of a link's stated bandwidth when the table does not know the link."""
 
@@ -93,7 +95,9 @@ def make_machine(cluster: ClusterProfile) -> Machine:
         attention=_default(calibration.attention, 1.0),
         memory_bandwidth=accelerator.memory_bandwidth * streaming,
         launch_gap=_default(calibration.launch_gap, accelerator.launch_gap),
-        step_overhead=_default(calibration.step_overhead, 0.01),
+        step_overhead=_default(
+            calibration.step_overhead, _STEP_OVERHEAD_ON_CPU if accelerator.name == CPU else _STEP_OVERHEAD
+        ),
         intra=intra,
         inter=inter,
         software=cluster.software,

@@ -40,6 +40,13 @@ _NARROW_LOSS = {"flash1": 0.1, "flash2": 0.45, "flash3": 0.45}
 fast on heads of 64."""
 _QUERY_BLOCK = 128
 """Query rows that one thread block of a fused attention kernel owns."""
+_CPU_NARROW_LOSS = 0.3
+"""The same as `_NARROW_LOSS` of torch's CPU kernel."""
+_CPU_KEYS = (45.0, 1300.0)
+"""Keys at which torch's CPU kernel reaches half of its rate, forward and, in half precision, backward: that
+one has much to set up."""
+_CPU_BACKWARD = (0.95, 3.2)
+"""Rate of its backward pass over very many keys against the forward one: in FP32, in half precision."""
 
 
 class Kernels:
@@ -91,8 +98,9 @@ class Kernels:
         moved = size * (m * k + k * n) + (8 if accumulate else self._element) * m * n
         memory = moved / self._bandwidth
         rate = self._fp8_rate if fp8 else self._plain_rate
-        if self._units == 1:
-            return 2.0 * m * n * k / rate + memory + self._gap
+        if self._units == 1:  # no kernel adds to the gradients by itself: the product is stored, and read
+            stored = 2 * size * m * n / self._bandwidth if accumulate else 0.0
+            return 2.0 * m * n * k / rate + memory + stored + self._gap
         rate *= _alignment(m, n) if accumulate else _alignment(n, k)
         compute = self._tiled(m, n, k, rate / self._units, self._fill(fp8))
         joint = float((compute**4 + memory**4) ** 0.25)
@@ -131,11 +139,23 @@ class Kernels:
         waves = blocks / self._units
         filled = waves / ceil(waves) if waves < 8 else 1.0
         narrow = min(1.0, 1.0 - self._narrow_loss * (1.0 - width / 128))
+        if self._units == 1:
+            return self._attention_on_cpu(flops, keys, width)
         speed = self._plain_peak * filled * narrow * (keys / (keys + _SHORT_KEYS))
         return (
             flops / (speed * share) + self._gap,
             2.5 * flops / (speed * share * _BACKWARD_SHARE) + 3 * self._gap,
         )
+
+    def _attention_on_cpu(self, flops: float, keys: float, width: int) -> tuple[float, float]:
+        """The same of torch's CPU kernel."""
+        narrow = min(1.0, 1.0 - _CPU_NARROW_LOSS * (1.0 - width / 128))
+        speed = self._machine.accelerator.bf16_flops * self._attention_share * narrow  # FP32 is as fast
+        short = _CPU_KEYS[0]
+        forward = flops / speed * (1.0 + short / keys)
+        more = _CPU_KEYS[1] if self._half else short
+        backward = 2.5 * flops / (speed * _CPU_BACKWARD[self._half]) * (1.0 + more / keys)
+        return forward + self._gap, backward + self._gap
 
     def scores(self, heads: float, rows: float, keys: float, width: int, batch: int) -> tuple[float, float]:
         """Seconds forward and backward of unfused attention: batched products and passes over the score

@@ -22,6 +22,10 @@ _EAGER_ROTARY = 10.0
 """Extra passes over queries, keys and values of rotary positions written in single operations."""
 _EAGER_ACTIVATION = 1.8
 """Extra passes over the feed-forward activations."""
+_CPU_KERNELS = (39.0, 60.0)
+"""Operations of a block of this engine on CPUs beside products and attention, forward and backward."""
+_CPU_END_KERNELS = (4.0, 58.0)
+"""The same of the embedding, and of the head with its loss; with what a stage does once a micro-batch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +110,8 @@ class BlockTimer:
         forward = products[0] + core[0] + streams[0]
         backward = products[1] + products[2] + core[1] + streams[1]
         recompute, passes = self._again(layout, products[0], core[0], streams[0])
-        tensor = self._tensor(layout, passes)
+        # A CPU rank that waits sleeps until woken up; the backward pass computes weight gradients meanwhile.
+        tensor = self._tensor(layout, 2.0 * (passes - 1.0) if self.machine.is_cpu else passes)
         hidden = tensor * self.machine.software.overlap_tensor
         exchange = self._context(layout) * passes
         beside = min(exchange, core[0] + core[1]) * (1.0 - 1.0 / max(2, layout.cp))
@@ -183,12 +188,12 @@ class BlockTimer:
         projection = element * qkv * (3 + _EAGER_ROTARY * eager * (self.work.model.rope is not None))
         activation = element * inner * ((3 if shape.gated else 2) + _EAGER_ACTIVATION * eager)
         shuffle = 4 * element * routed * tokens * shape.hidden / tp if routed > 1 else 0.0
-        kernels = 7 + 9 * eager
+        kernels = _CPU_KERNELS if self.machine.is_cpu else (7 + 9 * eager, 14 + 18 * eager)
         forward = 2 * norm + 2 * residual + projection + activation + shuffle
         backward = 2 * 2.5 * norm + 2 * residual + projection + 2 * activation + shuffle
         scaled = self._quantise(layout)
         stream = self.kernels.stream
-        return stream(forward + scaled[0], kernels), stream(backward + scaled[1], 2 * kernels)
+        return stream(forward + scaled[0], kernels[0]), stream(backward + scaled[1], kernels[1])
 
     def _quantise(self, layout: Layout) -> tuple[float, float]:
         """Bytes to cast the inputs and the output gradients of all linear layers to FP8, with transposed
@@ -251,14 +256,16 @@ class BlockTimer:
         moved = self._hidden_bytes(layout)
         where = group(self.machine, tp, 1)
         one = all_reduce(self.machine, where, moved) if tp > 1 else 0.0
-        embedding = EndTime(kernels.stream(4 * moved, 4), one)
+        counts = _CPU_END_KERNELS if self.machine.is_cpu else (4.0, 13.0)
+        embedding = EndTime(kernels.stream(4 * moved, counts[0]), one)
         products = (
             kernels.product(tokens, logits, hidden, linear=False)
             + kernels.product(tokens, hidden, logits, linear=False)
             + kernels.product(hidden, logits, tokens, accumulate=True, linear=False)
         )
-        passes = kernels.stream((6 * 4 + 2 * self.work.activation_bytes) * tokens * logits, 10)
-        return embedding, EndTime(products + passes + kernels.stream(5 * moved, 3), 2 * one)
+        losses = (6 * 4 + 2 * self.work.activation_bytes) * tokens * logits
+        passes = kernels.stream(losses + 5 * moved, counts[1])
+        return embedding, EndTime(products + passes, 2 * one)
 
 
 def data_group(machine: Machine, layout: Layout) -> Group:

@@ -28,6 +28,11 @@ _WORK = (
     *("data", "optimizer", "overhead"),
 )
 """Parts of a step that keep a core busy."""
+_HIDDEN = ("tensor", "context", "pipeline", "data")
+"""Those of which some may run beside compute."""
+_CPU_HAND_OVER = 150.0
+"""Operations that it takes CPU ranks to hand a tensor to the next stage: the schedule's calls at both ends,
+those of gloo and its threads, and a sleeper that wakes up to cold caches."""
 _BUCKET = 40e6
 """Parameters that travel in one call: each call pays the latency of the whole ring."""
 
@@ -59,25 +64,27 @@ def step_time(timer: BlockTimer, layout: Layout, micro_batches: int) -> Breakdow
     )
     if not timer.machine.is_cpu:
         return parts
-    whole = micro_batches * (own * block.total + ends + others) / layout.pp
+    beside = timer.work.model.layers * (block.tensor_hidden + block.context_hidden)
+    whole = micro_batches * (own * block.total + ends + others + beside) / layout.pp
     return _on_shared_cores(timer, layout, parts, whole)
 
 
 def _on_shared_cores(timer: BlockTimer, layout: Layout, parts: Breakdown, passes: float) -> Breakdown:
     """CPU ranks that share cores: a rank that waits lends its core, so a step is all ranks' work over the
-    cores.
+    cores. Nothing is hidden there: what moves data is a core that does not compute.
 
-    `passes`: seconds that a rank of an average stage computes.
+    `passes`: seconds that a rank of an average stage works.
     """
     ranks = min(layout.tp * layout.cp * layout.dp * layout.pp, timer.machine.gpus_per_node)
-    busy = passes + parts.pipeline + parts.data + parts.optimizer + parts.overhead
-    shared = busy * ranks / timer.machine.cores
+    busy = passes + parts.pipeline + parts.pipeline_hidden + parts.data + parts.data_hidden
+    shared = (busy + parts.optimizer + parts.overhead) * ranks / timer.machine.cores
     alone = parts.total
     if shared <= alone:
         return parts
-    factor = shared / (alone - parts.bubble)
-    scaled = {name: getattr(parts, name) * factor for name in _WORK}
-    return replace(parts, **scaled, bubble=0.0)
+    shown = {name: getattr(parts, name) + getattr(parts, f"{name}_hidden") for name in _HIDDEN}
+    parts = replace(parts, **shown, **{f"{name}_hidden": 0.0 for name in _HIDDEN}, bubble=0.0)
+    factor = shared / parts.total
+    return replace(parts, **{name: getattr(parts, name) * factor for name in _WORK})
 
 
 def _slowest_stage(timer: BlockTimer, layout: Layout, block: BlockTime) -> tuple[int, float, float]:
@@ -117,6 +124,8 @@ def _pipeline(timer: BlockTimer, layout: Layout) -> tuple[float, float]:
     one = send(machine, moved / share, stride, layout.pp)
     if scattered and not layout.sequence_parallel:
         one += scatter_or_gather(machine, group(machine, layout.tp, 1), moved)
+    if machine.is_cpu:
+        one += _CPU_HAND_OVER * machine.launch_gap
     total = 2 * layout.vpp * one
     return (0.0, total) if machine.software.overlap_pipeline else (total, 0.0)
 
