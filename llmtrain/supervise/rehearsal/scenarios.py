@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from llmtrain.supervise.rehearsal import acts
@@ -50,8 +50,19 @@ class Scenario:
     """Whether files or processes of the ranks are touched."""
 
 
+SLOW_RANKS = 4
+
+
+def _slow_faults() -> Iterator[str]:
+    """All ranks sleep for most of a step, the victim for longer: so it shows also on a machine with other
+    things to do."""
+    for rank in range(SLOW_RANKS):
+        yield f"{{kind: slow, step: 1, steps: 1000, rank: {rank}, seconds: 200ms}}"
+    yield f"{{kind: slow, step: {acts.SLOW_FROM}, steps: 1000, rank: {acts.VICTIM}, seconds: 400ms}}"
+
+
 TWO_REPLICAS = ("parallel.dp=2", "parallel.tp=1", "parallel.pp=1")
-FOUR_REPLICAS = ("parallel.dp=4", "parallel.tp=1", "parallel.pp=1")
+FOUR_REPLICAS = (f"parallel.dp={SLOW_RANKS}", "parallel.tp=1", "parallel.pp=1")
 SCENARIOS: tuple[Scenario, ...] = (
     Scenario(
         name="death",
@@ -82,9 +93,7 @@ SCENARIOS: tuple[Scenario, ...] = (
             *FOUR_REPLICAS,
             "train.steps=100",
             "checkpoint.every_steps=100",
-            # Much, so that it shows on a machine with other things to do, too.
-            f"faults.inject=[{{kind: slow, step: {acts.SLOW_FROM}, steps: 200, rank: {acts.VICTIM}, "
-            "seconds: 200ms}]",
+            f"faults.inject=[{', '.join(_slow_faults())}]",
         ),
         act=acts.slow,
     ),
