@@ -25,6 +25,9 @@ COLLECTIVE_TIMEOUT = timedelta(minutes=10)
 """A last resort against a peer that hangs; the supervisor's heartbeats notice much earlier."""
 
 
+MOST_GRAPHS = 64
+"""Variants of a layer that torch may compile."""
+
 Stamp = Any
 """A point on a device's time line: seconds of a host clock, or an event in a CUDA stream."""
 
@@ -146,8 +149,12 @@ class Device:
                     )
                 ]
             )
+        # One graph for each micro-batch, format and mode: past the limit torch goes on without compiling.
+        torch._dynamo.config.recompile_limit = MOST_GRAPHS
         for module in modules:
-            module.compile(dynamic=False)  # Shapes change with the micro-batch only: few, and each for long.
+            # Shapes change with the micro-batch only: few, and each for long. Hooks stay outside: what they
+            # note changes from call to call, and each time would be compiled anew.
+            module.forward = torch.compile(module.forward, dynamic=False)
 
     def use_in_thread(self) -> None:
         """Make it the calling thread's device: CUDA's choice is per thread, and another one's costs its

@@ -15,12 +15,15 @@ from llmtrain.config.checkpoint import CheckpointConfig
 from llmtrain.config.layout import Layout
 from llmtrain.engine.checkpoint import aside
 from llmtrain.engine.checkpoint.load import load_pieces
+from llmtrain.engine.checkpoint.pieces import ALONE, whole
+from llmtrain.engine.checkpoint.save import Previous, save_checkpoint
+from llmtrain.engine.checkpoint.staging import HostCopy
 from llmtrain.engine.saver import Saver, retry_delay
 from llmtrain.engine.saving import CheckpointFolder
 from llmtrain.engine.state import Progress
 from llmtrain.engine.step import Wishes, train_step
 from llmtrain.events.schema import CheckpointCommitted, CheckpointFailed, CheckpointSkipped, Payload
-from llmtrain.run.checkpoints import list_checkpoints, read_manifest, verify
+from llmtrain.run.checkpoints import CheckpointInfo, list_checkpoints, read_manifest, verify
 from tests.support.engine_cases import Case, build, llama, recipe
 from tests.support.ranks import run_ranks
 
@@ -174,3 +177,23 @@ def test_a_slow_disk_skips_the_timer_and_holds_up_what_must_be(
     saver.after_step(Progress(3, 24), wished=False)  # waits for the first one
     saver.settle()
     assert [event.step for event in told if isinstance(event, CheckpointCommitted)] == [1, 3]
+
+
+def test_a_copy_in_blocks_is_the_whole_state(tmp_path: Path) -> None:
+    """As pinned memory is taken; what a block's end cuts is put together again by a load, also of changes."""
+    states = [torch.arange(count, dtype=torch.float32) for count in (10, 300, 64, 1)]
+    copies = [HostCopy([whole(f"t{n}", state) for n, state in enumerate(states)], block=256) for _ in "ab"]
+    assert len(copies[0].pieces) > len(states)
+    assert all(piece.data.nbytes <= 256 and piece.data.data_ptr() % 64 == 0 for piece in copies[0].pieces)
+    previous = None
+    for step, copy in enumerate(copies):
+        for state in states:
+            state[-1] = -step - 1.0
+        copy.take()
+        info = CheckpointInfo(run_id="run", recipe_digest="", step=step, consumed_samples=0)
+        saved = save_checkpoint(tmp_path, info, copy.pieces, ALONE, previous=previous)
+        previous = Previous(saved.base, copy.pieces)
+        loaded = [torch.zeros_like(state) for state in states]
+        load_pieces(saved.checkpoint.path, [whole(f"t{n}", state) for n, state in enumerate(loaded)])
+        assert saved.is_full == (not step)
+        assert all(torch.equal(one, other) for one, other in zip(states, loaded, strict=True))
