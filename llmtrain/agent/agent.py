@@ -21,7 +21,6 @@ import psutil
 
 from llmtrain import __version__
 from llmtrain.agent import messages
-from llmtrain.agent.deathsig import adopt_orphans
 from llmtrain.agent.door import Door, knock
 from llmtrain.agent.link import Link
 from llmtrain.agent.orphan import call_for_help
@@ -34,8 +33,8 @@ from llmtrain.agent.watch import ScriptWatch
 from llmtrain.events.schema import NodeSample
 from llmtrain.events.writer import EventWriter
 from llmtrain.run.layout import RunDir
+from llmtrain.run.parent import adopt_orphans
 
-TICK_SECONDS = 0.2
 SAMPLE_SECONDS = 10.0
 SILENCE_SECONDS = 60.0
 """A supervisor that says nothing for so long over an open channel is taken for gone."""
@@ -51,7 +50,7 @@ class Agent:
         self.writer: EventWriter | None = None
         self.stage = "idle"
         self._door = Door()
-        self._scratch = Scratch(run.path, attempt, node)
+        self._scratch = Scratch(run.path, attempt)
         self._selector = selectors.DefaultSelector()
         self._selector.register(link.incoming, selectors.EVENT_READ, None)
         self._deadline = float("inf")
@@ -84,7 +83,7 @@ class Agent:
         while not self._was_stopped and not self._signals:
             if self.link.is_closed or time.monotonic() - self._heard > SILENCE_SECONDS:
                 return True
-            select.select([self.link.incoming], [], [], TICK_SECONDS)
+            select.select([self.link.incoming], [], [], messages.TICK_SECONDS)
             for message in self.link.read():
                 self._heard = time.monotonic()
                 self._obey(message)
@@ -174,7 +173,7 @@ class Agent:
     def _wait(self) -> None:
         if self.link.wants_to_write:
             self.link.write()
-        for key, _ in self._selector.select(TICK_SECONDS):
+        for key, _ in self._selector.select(messages.TICK_SECONDS):
             if key.data is not None:
                 self._selector.unregister(key.fd)
 

@@ -14,21 +14,20 @@ SCRATCH = "LLMTRAIN_SCRATCH"
 
 
 class Scratch:
-    """The folder of one agent; of those of earlier attempts, whose agents were killed, none stays.
+    """The folder of one agent; of those of the run's earlier attempts, whose agents were killed, none stays.
 
     It does not lie in the run directory: storage that is full or away must not keep torchrun from starting.
     """
 
-    def __init__(self, run: Path, attempt: int, node: int) -> None:
+    def __init__(self, run: Path, attempt: int) -> None:
         digest = hashlib.sha256(str(run).encode("utf-8", "surrogateescape")).hexdigest()[:12]
-        # Several nodes of a run may be stand-ins on one machine.
-        self._mine, self._attempt = f"llmtrain-{digest}-{node}-", attempt
+        self._of_run, self._attempt = f"llmtrain-{digest}-", attempt
         self._path: Path | None = None
 
     def variables(self) -> dict[str, str]:
         """What tells the node script of it; {} where no folder can be made, then torchrun makes its own."""
         with suppress(OSError):
-            self._path = Path(tempfile.mkdtemp(prefix=f"{self._mine}{self._attempt}-"))
+            self._path = Path(tempfile.mkdtemp(prefix=f"{self._of_run}{self._attempt}-"))
         return {} if self._path is None else {SCRATCH: str(self._path)}
 
     def sweep(self) -> None:
@@ -42,7 +41,7 @@ class Scratch:
             shutil.rmtree(self._path, ignore_errors=True)
 
     def _older(self) -> Iterator[Path]:
-        for folder in Path(tempfile.gettempdir()).glob(f"{self._mine}*"):
-            attempt = folder.name.removeprefix(self._mine).partition("-")[0]
+        for folder in Path(tempfile.gettempdir()).glob(f"{self._of_run}*"):
+            attempt = folder.name.removeprefix(self._of_run).partition("-")[0]
             if attempt.isdecimal() and int(attempt) < self._attempt:
                 yield folder

@@ -27,7 +27,7 @@ from llmtrain.backends.switches import profile_switches, with_switches
 from llmtrain.config.cluster import ClusterProfile
 from llmtrain.config.job import JobSpec
 from llmtrain.config.ssh import SshConfig
-from llmtrain.errors import Problem
+from llmtrain.errors import Problem, RunError
 from llmtrain.run.job_file import JobFile
 from llmtrain.run.layout import RunDir
 from llmtrain.transport.base import Transport, TransportError
@@ -58,8 +58,16 @@ class SshBackend:
     # ---- where the user types
     def check(self, spec: JobSpec, run: RunDir, *, fewest: int | None = None) -> Sequence[Problem]:
         """Connect to all nodes and compare what they have. Raises PreflightError when too few are fit."""
+        folder = run.path.parent
+        absent = [each for each in (folder, *folder.parents) if not os.path.lexists(each)]
         try:
-            self._fit_nodes(spec, run.path.parent, fewest)
+            self._fit_nodes(spec, folder, fewest)
+        except RunError:
+            # The file that proves the shared folder has made it; what is refused leaves nothing behind.
+            for each in absent:
+                with suppress(OSError):
+                    each.rmdir()
+            raise
         finally:
             self._cool_down()
         return ()

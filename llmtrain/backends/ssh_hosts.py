@@ -37,7 +37,16 @@ def named_hosts(cluster: ClusterProfile) -> list[Host]:
 
 
 def _refuse_missing(ssh: SshConfig) -> None:
+    """Raise ConfigError for files that the profile names and that are not there."""
+    problems = []
     if ssh.config_file != USER_CONFIG and not Path(ssh.config_file).expanduser().is_file():
-        message = f"there is no file {ssh.config_file}"
         hint = f"name one that `ssh -F` takes, or remove it: then {USER_CONFIG} holds"
-        raise ConfigError([Problem("backend.ssh.config_file", message, hint)])
+        message = f"there is no file {ssh.config_file}"
+        problems.append(Problem("backend.ssh.config_file", message, hint))
+    key = Path(ssh.identity_file).expanduser()
+    # Of a key that only an agent holds there is the public half.
+    if ssh.identity_file and not key.is_file() and not key.with_name(f"{key.name}.pub").is_file():
+        hint = "name a private key, or remove it: then the agent's keys and those of ~/.ssh/config are tried"
+        problems.append(Problem("backend.ssh.identity_file", f"there is no file {ssh.identity_file}", hint))
+    if problems:
+        raise ConfigError(problems)

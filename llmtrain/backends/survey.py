@@ -14,13 +14,16 @@ from pathlib import Path
 from llmtrain.backends.preflight import Expected, Health, Report, problems_of
 from llmtrain.config.codec import from_json
 from llmtrain.errors import ConfigError, LlmtrainError, Problem, RunError
-from llmtrain.transport.base import Transport, TransportError
+from llmtrain.transport.base import Completed, Transport, TransportError
 
 REPORT_SECONDS = 30.0
 """For a node to start Python, perhaps from a slow shared folder, and describe itself."""
 SOCKET_VARIABLES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "TP_SOCKET_IFNAME")
 """Set to the interface of a node's address: left alone, libraries take the first one, or what the host name
 resolves to, which on many systems is the loopback device."""
+SSHD_SAYS = "Could not chdir to home directory"
+"""What sshd adds for an account without a home folder, which keeps nothing from running."""
+SAID_CHARACTERS = 500
 PYTHON_HINT = "an interpreter that has llmtrain on every node: backend.python"
 
 
@@ -114,9 +117,19 @@ def ask(transport: Transport, name: str, python: str, nonce: Path, *, write: boo
         known["missing"] = tuple(known.get("missing", ()))
         return Report(**known, seen_at=began + took / 2, uncertainty=took / 2)
     except (ValueError, IndexError, TypeError, AttributeError) as error:
-        said = done.stderr.decode("utf-8", "replace").strip().splitlines()
-        reason = said[-1] if said else f"exit code {done.exit_code}"
+        reason = _last_words(done) or f"exit code {done.exit_code}"
         raise TransportError(f"{name}: `{python}` does not run: {reason}", hint=PYTHON_HINT) from error
+
+
+def _last_words(done: Completed) -> str:
+    """The last line of what a command said, on standard output where there is no error: an account without a
+    shell says so there."""
+    for stream in (done.stderr, done.stdout):
+        lines = stream.decode("utf-8", "replace").strip().splitlines()
+        lines = [line for line in lines if line.strip() and not line.startswith(SSHD_SAYS)]
+        if lines:
+            return lines[-1][:SAID_CHARACTERS]
+    return ""
 
 
 def _health(raw: object) -> Health | None:

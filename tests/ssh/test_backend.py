@@ -306,4 +306,4 @@ def test_exit_codes_of_launch(bed_home, ssh_bed, tmp_path, override, status, tex
     assert done.returncode == status, done.stderr
     assert text in done.stderr
     assert "Traceback" not in done.stderr
-    assert not list((tmp_path / "runs").glob("*/job.json"))
+    assert not (tmp_path / "runs").exists()

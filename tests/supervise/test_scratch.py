@@ -24,20 +24,18 @@ def folder(scratch: Scratch) -> Path:
 
 def test_what_killed_agents_left_goes_with_the_next_attempt(temporary: Path) -> None:
     run = Path("/shared/run")
-    killed, other_node, other_run = (
-        folder(Scratch(run, 9, 0)), folder(Scratch(run, 9, 1)), folder(Scratch(Path("/shared/run2"), 1, 0))
-    )  # fmt: skip
-    scratch = Scratch(run, 10, 0)
-    mine = folder(scratch)
+    killed, other_run = folder(Scratch(run, 9)), folder(Scratch(Path("/shared/run2"), 1))
+    scratch, other_node = Scratch(run, 10), Scratch(run, 10)
+    mine, others = folder(scratch), folder(other_node)
     scratch.sweep()
-    assert not killed.exists() and mine.is_dir() and other_node.is_dir() and other_run.is_dir()
+    assert not killed.exists() and mine.is_dir() and others.is_dir() and other_run.is_dir()
     scratch.remove()
-    assert sorted(temporary.iterdir()) == sorted((other_node, other_run))
+    assert sorted(temporary.iterdir()) == sorted((others, other_run))
 
 
 def test_without_a_place_torchrun_makes_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tempfile, "tempdir", "/no/such/folder")
-    scratch = Scratch(Path("/shared/run"), 1, 0)
+    scratch = Scratch(Path("/shared/run"), 1)
     assert scratch.variables() == {}
     scratch.sweep()
     scratch.remove()
