@@ -14,6 +14,8 @@ from typing import Any, ClassVar
 
 HEARTBEAT_SECONDS = 1.0
 """How often each side says something; the supervisor pings, the agent answers."""
+TICK_SECONDS = 0.2
+"""Longest wait of each side for the other's word before it looks at what else is new."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,9 +8,9 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from llmtrain.agent import messages
-from llmtrain.agent.deathsig import die_with_parent
-from llmtrain.agent.sweep import ATTEMPT_MARKER, RUN_MARKER, STANDBY_MARKER
 from llmtrain.run.layout import RunDir
+from llmtrain.run.markers import ATTEMPT_MARKER, RUN_MARKER, STANDBY_MARKER
+from llmtrain.run.parent import tie_to
 
 
 def start_script(
@@ -36,5 +36,5 @@ def start_script(
             stderr=subprocess.STDOUT,
             env={**os.environ, **start.environment, **variables, **markers},
             start_new_session=True,
-            preexec_fn=die_with_parent(),  # noqa: PLW1509
+            preexec_fn=tie_to(os.getpid()),  # noqa: PLW1509
         )

@@ -16,12 +16,8 @@ from pathlib import Path
 
 import psutil
 
-RUN_MARKER = "LLMTRAIN_RUN"
-"""Variable that holds the run directory's path."""
-ATTEMPT_MARKER = "LLMTRAIN_ATTEMPT"
-"""Variable that holds the attempt's number."""
-STANDBY_MARKER = "LLMTRAIN_STANDBY"
-"""Variable of processes that were started to wait for an attempt: `1`."""
+from llmtrain.run.markers import ATTEMPT_MARKER, RUN_MARKER, STANDBY_MARKER
+
 AGENT_MODULE = "llmtrain.agent"
 KILL_SECONDS = 5.0
 """Longest wait for killed processes to vanish."""

@@ -19,6 +19,9 @@ if TYPE_CHECKING:
     from llmtrain.backends.preflight import Report
     from llmtrain.backends.survey import Survey
 
+LEAVING_SECONDS = 30.0
+"""How long it is waited for where a job goes that is leaving its nodes."""
+
 
 class JobState(StrEnum):
     """What became of the thing that was submitted; the bad ends are kept apart, since they ask for different

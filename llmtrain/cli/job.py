@@ -17,8 +17,6 @@ if TYPE_CHECKING:
 POLL_SECONDS = 0.5
 SETTLE_SECONDS = 90.0
 """How long a job that stopped early may take to leave, or to be queued again."""
-LEAVING_SECONDS = 30.0
-"""How long it is waited for where a job goes that is leaving its nodes."""
 SHOWN_LINES = 10
 RECORD_BYTES = 1 << 16
 """Room that a record and its temporary copy need."""
@@ -59,7 +57,7 @@ def end_job(run: RunDir, backend: Backend, handle: JobHandle, seconds: float) ->
     """Take a job out of the queue, or tell it to leave, and wait until it has; the STOP file of its run is
     written already, and stays, so that a job which starts all the same leaves at once. Raises RunError when
     that takes longer than `seconds`."""
-    from llmtrain.backends.base import JobState
+    from llmtrain.backends.base import LEAVING_SECONDS, JobState
 
     backend.cancel(handle)
     deadline, settled = time.monotonic() + seconds, time.monotonic() + LEAVING_SECONDS

@@ -3,7 +3,6 @@ signals, import without collecting garbage."""
 
 from __future__ import annotations
 
-import ctypes
 import faulthandler
 import gc
 import os
@@ -14,17 +13,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 
-PR_SET_PDEATHSIG = 1
+from llmtrain.run.parent import tie_to
 
 
 def die_with_parent() -> None:
     """Ask the kernel to kill this process when torchrun dies, so that no rank outlives it (Linux)."""
-    if not sys.platform.startswith("linux"):
-        return
-    parent = os.getppid()
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
-    if os.getppid() != parent:  # It died before the call could take effect.
-        os.kill(os.getpid(), signal.SIGKILL)
+    if tie := tie_to(os.getppid()):
+        tie()
 
 
 def redirect_output(log: Path) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from llmtrain.errors import Problem, UsageError
+from llmtrain.run.markers import STANDBY_MARKER
 
 VARIABLES: dict[str, str] = {
     "rank": "RANK",
@@ -20,9 +21,6 @@ VARIABLES: dict[str, str] = {
 
 ATTEMPT_VARIABLE = "TORCHELASTIC_RUN_ID"
 """Holds `<run id>.<attempt>`, as the node script gives it to torchrun."""
-
-STANDBY_VARIABLE = "LLMTRAIN_STANDBY"
-"""Set by the agent for ranks that are to wait until their attempt begins."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,5 +77,5 @@ def read_rank_env(environment: Mapping[str, str] | None = None) -> RankEnv:
             "a rank needs torchrun's variables: " + "; ".join(f"{p.where} {p.message}" for p in wrong),
             hint="start ranks with `llmtrain launch`, or with torchrun --rdzv-id=<run id>.<attempt>",
         )
-    standby = source.get(STANDBY_VARIABLE) == "1"
+    standby = source.get(STANDBY_MARKER) == "1"
     return RankEnv(run_id=run_id, attempt=int(attempt), standby=standby, **numbers)

@@ -9,10 +9,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import inf
-from typing import Any
+from typing import Any, Literal
 
 from llmtrain.events.records import AttemptState
+from llmtrain.events.words import EndCause
 from llmtrain.observe.run_reader import RunView
+
+CostCause = Literal[EndCause, "unknown"]
 
 PARTS = (
     "productive",
@@ -178,7 +181,7 @@ class Cost:
     """What the end of one attempt cost the run, in seconds of wall time, and why it came."""
 
     attempt: int
-    cause: str
+    cause: CostCause
     """Kind of the finding that ended it; `stop` when a person or the scheduler did."""
     steps: float = 0.0
     """Steps done again."""
@@ -238,7 +241,7 @@ def costs_by_cause(view: RunView) -> dict[str, float]:
     return dict(sorted(sums.items(), key=lambda item: -item[1]))
 
 
-def _cause_of(before: AttemptState, after: AttemptState | None) -> str:
+def _cause_of(before: AttemptState, after: AttemptState | None) -> CostCause:
     if before.outcome == "stopped" and after is not None and after.reason not in ("resume", "first"):
         return "step_up"
     return before.finding or ("stop" if before.outcome == "stopped" else "unknown")

@@ -9,13 +9,14 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from llmtrain.config.codec import to_json
+from llmtrain.events.words import AttemptOutcome
 from llmtrain.run.atomic import write_json
 from llmtrain.run.job_file import read_document
 from llmtrain.run.layout import RunDir
 from llmtrain.run.lease import Lease
 
 RunStage = Literal["created", "running", "ended"]
-Outcome = Literal["running", "completed", "stopped", "failed", "abandoned"]
+Outcome = Literal["running", AttemptOutcome, "abandoned"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

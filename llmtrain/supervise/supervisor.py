@@ -141,7 +141,7 @@ class Supervisor:
         except LlmtrainError as error:
             return not_begun(error, is_leaving=self._control.is_leaving())
         record = AttemptRecord(number=number, started=started, nodes=tuple(node.name for node in plan.nodes))
-        self._begin(plan, record, first, reason, writer)
+        self._begin(plan, record, reason, writer)
         runner = AttemptRunner(
             self._session,
             plan,
@@ -165,9 +165,7 @@ class Supervisor:
             note=lambda text: writer.emit(Notice(message=text, level="warning")),
         )
 
-    def _begin(
-        self, plan: AttemptPlan, record: AttemptRecord, first: int, reason: str, writer: EventWriter
-    ) -> None:
+    def _begin(self, plan: AttemptPlan, record: AttemptRecord, reason: str, writer: EventWriter) -> None:
         attempt = self._run_dir.attempt(plan.number)
         for folder in (attempt.events, attempt.logs, attempt.stacks, self._run_dir.checkpoints):
             folder.mkdir(parents=True, exist_ok=True)

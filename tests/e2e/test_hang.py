@@ -6,7 +6,6 @@ import json
 import os
 import signal
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -23,13 +22,6 @@ STEPS = 60
 VICTIM = 2
 LOOK_SECONDS = 6.0
 """For pings, questions and answers on a loaded machine, beyond the limit itself."""
-
-
-@pytest.fixture
-def run(tmp_path: Path) -> Iterator[RunDir]:
-    run = RunDir(tmp_path / "run")
-    yield run
-    runs.clean_up(run)
 
 
 def test_stopped_rank_is_named_and_the_run_goes_on(run: RunDir, tmp_path: Path) -> None:

@@ -31,13 +31,6 @@ def group() -> Iterator[MemoryGroup]:
         yield group
 
 
-@pytest.fixture
-def run(tmp_path: Path) -> Iterator[RunDir]:
-    run = RunDir(tmp_path / "run")
-    yield run
-    runs.clean_up(run)
-
-
 def in_group(group: MemoryGroup) -> subprocess.Popen[bytes]:
     """A process that holds memory which counts for the group."""
     code = "import sys, time; sys.stdin.read(1); held = b'x' * (32 << 20); print(flush=True); time.sleep(600)"

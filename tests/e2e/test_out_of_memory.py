@@ -4,7 +4,6 @@ the same global batch, and the very samples that it would have had."""
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -20,13 +19,6 @@ pytestmark = pytest.mark.e2e
 FULL_RANK, STEP = 2, 5
 """Rank 2 is the first replica's second stage; its last checkpoint is of step 3."""
 FAULT = f"faults.inject=[{{kind: out_of_memory, step: {STEP}, rank: {FULL_RANK}}}]"
-
-
-@pytest.fixture
-def run(tmp_path: Path) -> Iterator[RunDir]:
-    run = RunDir(tmp_path / "run")
-    yield run
-    runs.clean_up(run)
 
 
 def test_a_rank_without_memory_is_one_restart_with_a_smaller_micro_batch(run: RunDir, tmp_path: Path) -> None:

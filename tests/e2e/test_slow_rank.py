@@ -8,7 +8,6 @@ besides goes before all else on the machine.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -36,13 +35,6 @@ LAST_STEP = 100_000
 TWO_REPLICAS = ("parallel.dp=2", "parallel.tp=1", "parallel.pp=1")
 PRIORITY = 1
 """Of the lowest real-time class: before all ordinary processes."""
-
-
-@pytest.fixture
-def run(tmp_path: Path) -> Iterator[RunDir]:
-    run = RunDir(tmp_path / "run")
-    yield run
-    runs.clean_up(run)
 
 
 def slow(rank: int, step: int, seconds: float) -> str:

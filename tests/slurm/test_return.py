@@ -10,8 +10,8 @@ from contextlib import suppress
 import psutil
 import pytest
 
-from llmtrain.agent.sweep import STANDBY_MARKER
 from llmtrain.run.layout import RunDir
+from llmtrain.run.markers import STANDBY_MARKER
 from tests.slurm.conftest import MakeRun, submit
 from tests.support import hasty
 from tests.support.slurm_beds import SlurmBed

@@ -54,13 +54,15 @@ def test_llama_3_s_failures_cost_less_than_five_percent() -> None:
 
 def small(nodes: int, **changes: object) -> Scenario:
     """Pipelines of two nodes, with more failures than any cluster has."""
-    made = presets._published(
+    made = presets.published(
         "small",
         layout=Layout(dp=nodes // 2, tp=8, pp=2),
         batch=4 * nodes,
-        per_day=nodes / 8.0,
-        shares={"rank": 0.4, "node": 0.5, "hang": 0.1},
-        repair=DAY / 4,
+        rates=Rates(
+            interruptions_per_day=nodes / 8.0,
+            shares={"rank": 0.4, "node": 0.5, "hang": 0.1},
+            repair=DAY / 4,
+        ),
         days=10.0,
         took=presets.durations(7e9, nodes, 1e11, 1e11, 5.0),
         assumptions=(),

@@ -13,10 +13,11 @@ import psutil
 import pytest
 
 from llmtrain.agent import room
-from llmtrain.agent.sweep import STANDBY_MARKER, leftovers
+from llmtrain.agent.sweep import leftovers
 from llmtrain.events.records import AttemptState
 from llmtrain.events.state import RunState
 from llmtrain.run.layout import RunDir
+from llmtrain.run.markers import STANDBY_MARKER
 from llmtrain.run.record import read_record
 from llmtrain.supervise.attempts.standby import StandbySettings, is_due
 from llmtrain.supervise.stop import ask_to_stop

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 
-from llmtrain.backends.base import JobState
+from llmtrain.backends.base import LEAVING_SECONDS, JobState
 from llmtrain.backends.slurm.calls import SlurmCalls
 from llmtrain.backends.slurm.reach import told_when_slow
 from llmtrain.backends.slurm.refusals import SlurmError, SlurmUnreachableError
@@ -19,8 +19,6 @@ from llmtrain.run.submission import read_submission
 KEPT_VARIABLES = ("PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "LC_ALL", "TZ", "TMPDIR")
 SLURM_VARIABLES = ("SLURM_CONF", "SBATCH_", "SQUEUE_")
 """What a job gets even with `export: none`."""
-LEAVING_SECONDS = 30.0
-"""How long a job that is leaving may keep the next one of its run waiting."""
 REASON_SECONDS = 3.0
 """Longest wait after a submission for the scheduler's opinion."""
 

@@ -17,12 +17,12 @@ from llmtrain.config.numerics import InjectedFault
 from llmtrain.engine.data import Batch
 from llmtrain.engine.model.stage import ModelStage
 from llmtrain.engine.numerics.layer_names import block_name, layer_of
+from llmtrain.engine.numerics.replicas import WORDS
 from llmtrain.engine.parallel.buckets import Buckets
 from llmtrain.engine.parallel.groups import Groups
 
 EXPONENT_BIT = {2: 1 << 14, 4: 1 << 30}
 """Highest bit of the exponent, by bytes of the format: small numbers become huge ones."""
-SIGNED = {2: torch.int16, 4: torch.int32}
 
 
 class InjectedFaults:
@@ -99,7 +99,7 @@ class InjectedFaults:
                     and not bucket.gathers
                 ):
                     size = bucket.parameters.element_size()
-                    word = bucket.parameters[slot.start : slot.start + 1].view(SIGNED[size])
+                    word = bucket.parameters[slot.start : slot.start + 1].view(WORDS[size])
                     word.bitwise_xor_(EXPONENT_BIT[size])
                     return
 

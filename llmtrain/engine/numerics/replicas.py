@@ -12,6 +12,7 @@ from llmtrain.engine.parallel.buckets import Bucket, Buckets
 from llmtrain.engine.parallel.groups import Group
 
 WORDS = {2: torch.int16, 4: torch.int32}
+"""Integers as wide as a number of so many bytes: its bits."""
 
 
 def compare_replicas(buckets: Buckets, dp: Group) -> tuple[Suspicion, ...]:

@@ -14,7 +14,6 @@ from llmtrain.supervise.decision.attempt_plan import AttemptPlan
 from llmtrain.supervise.detection.reports import NodeReport, Reports
 from llmtrain.supervise.nodes.fleet import Fleet, wait_until
 
-TICK_SECONDS = 0.2
 PAUSE_SECONDS = 5.0
 """A gap in the supervisor's own loop that means it was suspended, and not that everybody fell silent."""
 
@@ -45,7 +44,7 @@ class Crew:
             self.reports.nodes[index] = NodeReport(node=index, name=node.name, opened=now, heard=now)
         return self.fleet.open()
 
-    def pump(self, timeout: float = TICK_SECONDS) -> None:
+    def pump(self, timeout: float = messages.TICK_SECONDS) -> None:
         """Take in what the agents say, for at most so long; ping them and renew, when it is due."""
         arrived = list(self.fleet.receive(timeout))
         self._forgive_own_pause()

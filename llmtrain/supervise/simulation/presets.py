@@ -35,14 +35,16 @@ def durations(parameters: float, nodes: int, write: float, load: float, step: fl
 
 def llama3(days: float | None = None) -> Scenario:
     """Llama 3 405B: 466 interruptions in 54 days on 16,384 GPUs (arXiv 2407.21783, section 3.3.4)."""
-    return _published(
+    return published(
         "llama3",
         layout=Layout(dp=128, tp=8, pp=16),
         batch=2048,
-        per_day=466 / 54,
         # GPUs 30.1 % and their memory 17.2 % of the interruptions take the node away.
-        shares={"rank": 0.477, "node": 0.473, "hang": 0.05},
-        repair=DAY,
+        rates=Rates(
+            interruptions_per_day=466 / 54,
+            shares={"rank": 0.477, "node": 0.473, "hang": 0.05},
+            repair=DAY,
+        ),
         days=days or 54.0,
         took=durations(405e9, 2048, 2e12, 2e12, 10.0),
         assumptions=(
@@ -55,13 +57,15 @@ def llama3(days: float | None = None) -> Scenario:
 
 def opt(days: float | None = None) -> Scenario:
     """OPT-175B: two nodes lost a day on 124 nodes of 8 (the metaseq chronicles)."""
-    return _published(
+    return published(
         "opt",
         layout=Layout(dp=124, tp=8, pp=1),
         batch=1024,
-        per_day=2.0,
-        shares={"rank": 0.0, "node": 1.0, "hang": 0.0},
-        repair=DAY / 2,
+        rates=Rates(
+            interruptions_per_day=2.0,
+            shares={"rank": 0.0, "node": 1.0, "hang": 0.0},
+            repair=DAY / 2,
+        ),
         days=days or 60.0,
         took=durations(175e9, 124, 5e10, 5e10, 15.0),
         assumptions=("two nodes lost a day, each back after half a day", "storage 50 GB/s"),
@@ -104,20 +108,20 @@ def from_plan(spec: JobSpec, plan: Plan, days: float) -> Scenario:
     )
 
 
-def _published(
+def published(
     name: str,
     *,
     layout: Layout,
     batch: int,
-    per_day: float,
-    shares: Mapping[Kind, float],
-    repair: float,
+    rates: Rates,
     days: float,
     took: Durations,
     assumptions: tuple[str, ...],
 ) -> Scenario:
+    """A run on nodes of eight GPUs that fail as `rates` say, for `days`, with the spares that its plan would
+    have."""
     used = layout.world_size // 8
-    spares = spares_needed(per_day * shares["node"] * repair / DAY)
+    spares = spares_needed(rates.interruptions_per_day * rates.shares["node"] * rates.repair / DAY)
     nodes = used + spares
     spec = resolve("llama-70b", "h100-32x8", [f"cluster.nodes={nodes}", f"batch.global={batch}"])
     budget = spec.recipe.faults.node_loss_budget
@@ -128,8 +132,8 @@ def _published(
         nodes=nodes,
         spares=spares,
         seconds=days * DAY,
-        rates=Rates(interruptions_per_day=per_day, shares=shares, repair=repair),
+        rates=rates,
         durations=took,
-        node_mtbf=used * DAY / per_day,
+        node_mtbf=used * DAY / rates.interruptions_per_day,
         assumptions=(*assumptions, f"{spares} spares, as the plan has them for 95 of 100 days", *COMMON),
     )

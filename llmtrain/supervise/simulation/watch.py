@@ -11,7 +11,6 @@ from llmtrain.agent import messages
 from llmtrain.events.records import RankState, RankStatus
 from llmtrain.events.state import RunState
 from llmtrain.events.words import Phase
-from llmtrain.supervise.attempts.crew import TICK_SECONDS
 from llmtrain.supervise.detection.detect import Finding, detect
 from llmtrain.supervise.detection.limits import Limits
 from llmtrain.supervise.detection.pace import Pace
@@ -55,7 +54,7 @@ class Watch:
         if incident.kind == "slow_save":
             return self._look_at_slow_save(reports)
         state = _state_of("step")
-        ticks = TICK_SECONDS
+        ticks = messages.TICK_SECONDS
         if incident.kind == "rank":
             ended = messages.RankEnded(rank=place * 8, pid=1, exit_code=-signal.SIGKILL)
             reports.observe(place, ended, BEGIN + REPORTED)

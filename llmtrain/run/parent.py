@@ -1,4 +1,4 @@
-"""Ties a child's life to its parent's, and makes orphans come back to this process."""
+"""Ties a process's life to its parent's, so that none outlives who started it. Linux only."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
 
 
-def die_with_parent() -> Callable[[], None] | None:
-    """A function for a child to call between fork and exec: it is killed when this process dies.
+def tie_to(parent: int) -> Callable[[], None] | None:
+    """A function for a child of `parent` to call: it is killed when that process dies. None elsewhere.
 
-    Linux only (None elsewhere). Everything it needs is looked up here, before the fork.
+    Everything that it needs is looked up here, so that it may also be called between fork and exec.
     """
     if not sys.platform.startswith("linux"):
         return None
-    prctl, parent, kill = ctypes.CDLL(None).prctl, os.getpid(), int(signal.SIGKILL)
+    prctl, kill = ctypes.CDLL(None).prctl, int(signal.SIGKILL)
 
     def tie() -> None:
         prctl(PR_SET_PDEATHSIG, kill, 0, 0, 0)
