@@ -139,6 +139,7 @@ class Refuses:
     [
         ("slurm_load_partitions: Unable to contact slurm controller (connect failure)", 3, 1),
         ("sinfo: fatal: Unable to process configuration file", 1, 2),
+        ("sinfo: fatal: Could not establish a configuration source", 1, 1),
     ],
 )
 def test_only_a_controller_that_may_come_back_is_asked_again(

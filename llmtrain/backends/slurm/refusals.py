@@ -146,9 +146,10 @@ _UNCONFIGURED = re.compile(
     r"unable to process configuration file|cannot stat file|(unable|failed) to (open|read|stat) .*\.conf",
     re.IGNORECASE,
 )
+_UNKNOWN = re.compile(r"could not establish a configuration|dns srv lookup failed", re.IGNORECASE)
 _UNREACHABLE = re.compile(
     r"unable to contact slurm controller|connection refused|socket timed out|communication connection failure"
-    r"|slurm_persist|unable to resolve|could not establish|zero bytes were transmitted|connect failure",
+    r"|slurm_persist|unable to resolve|zero bytes were transmitted|connect failure",
     re.IGNORECASE,
 )
 
@@ -158,6 +159,9 @@ def refusal(command: str, stderr: str) -> LlmtrainError:
     words = what_it_said(stderr)
     if _UNCONFIGURED.search(stderr):
         return _unconfigured(f"{command} cannot read SLURM's configuration: {words}")
+    if _UNKNOWN.search(stderr):
+        hint = "is this a login node? There, /etc/slurm/slurm.conf or SLURM_CONF tells them; try `scontrol ping`"
+        return SlurmUnreachableError(f"SLURM's commands know of no cluster here: {words}", hint=hint)
     if _UNREACHABLE.search(stderr):
         return SlurmUnreachableError(
             f"SLURM's controller does not answer: {words}",
