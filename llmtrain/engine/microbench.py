@@ -18,6 +18,7 @@ from torch import Tensor
 
 from llmtrain.config.model import ModelConfig, RopeConfig
 from llmtrain.engine.model.block import Block
+from llmtrain.engine.model.parameters import ModelParameter
 from llmtrain.engine.model.rope import rotary_table
 from llmtrain.engine.parallel.collectives import TensorParallel
 from llmtrain.engine.parallel.groups import Group
@@ -26,15 +27,17 @@ from llmtrain.plan.calibrate import CPU_ATTENTION, CPU_PRODUCT
 _BLOCK_OPERATIONS = 113
 """Operations of a block of the Llama kind that compute something, forward and backward."""
 _BLOCK = ModelConfig(
-    **{
-        "kind": "llama",
-        "norm": "rmsnorm",
-        "activation": "swiglu",
-        "layers": 1,
-        "hidden": 64,
-        "ffn_hidden": 64,
-    },
-    **{"heads": 2, "kv_heads": 1, "head_dim": 32, "vocab": 64, "sequence": 8},
+    kind="llama",
+    norm="rmsnorm",
+    activation="swiglu",
+    layers=1,
+    hidden=64,
+    ffn_hidden=64,
+    heads=2,
+    kv_heads=1,
+    head_dim=32,
+    vocab=64,
+    sequence=8,
 )
 
 
@@ -102,6 +105,7 @@ def _small_cpu_operation(device: torch.device, repetitions: int) -> float:
     """The same with all that comes with it in training: a block that has nothing to compute."""
     block = Block(_BLOCK, 0, TensorParallel(Group("tp", (0,), 0, None), False), "none")
     for parameter in block.parameters():
+        assert isinstance(parameter, ModelParameter)
         parameter.data = torch.full(parameter.spec.shape, 0.1, dtype=torch.bfloat16)
     table = rotary_table(RopeConfig(), int(_BLOCK.head_dim or 0), _BLOCK.sequence, device)
     inputs = torch.randn(_BLOCK.sequence, 1, _BLOCK.hidden, dtype=torch.bfloat16, requires_grad=True)
