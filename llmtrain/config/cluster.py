@@ -165,7 +165,8 @@ class SoftwareConfig:
     fused_kernels: bool = False
     """Whether norms, bias, activation and residual adds run as fused kernels."""
     fused_loss: bool = False
-    """Whether the loss runs as one kernel, without copies of the logits in FP32."""
+    """Whether the loss runs as one kernel, without copies of the logits in FP32 (this package's engine has
+    none)."""
     dropout: bool = False
     """Whether activations pass through dropout (its masks take memory)."""
     gradients: Literal["fp32", "bf16"] = "fp32"

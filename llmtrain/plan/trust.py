@@ -24,7 +24,7 @@ _A100 = ((1.0, 0.54), (5.0, 0.64), (10.0, 0.68), (20.0, 0.61), (90.0, 0.56), (20
 _H100 = ((5.0, 0.465), (10.0, 0.622), (20.0, 0.602), (90.0, 0.544), (500.0, 0.573))
 _H100_FP8 = ((10.0, 0.411), (20.0, 0.423), (90.0, 0.426), (500.0, 0.448))
 _B200 = ((2000.0, 0.48),)
-_B200_FP8 = ((2000.0, 0.361),)
+_B200_FP8 = ((10.0, 0.361), (90.0, 0.395), (2000.0, 0.419))
 BEST_PUBLISHED: dict[tuple[str, bool], tuple[tuple[float, float], ...]] = {
     ("a100", False): _A100,
     ("a800", False): _A100,
@@ -38,7 +38,7 @@ BEST_PUBLISHED: dict[tuple[str, bool], tuple[tuple[float, float], ...]] = {
     ("gb200", True): _B200_FP8,
 }
 """By accelerator family and FP8. Sources: fms-fsdp (7B, 13B), llm-foundry, Korthikanti et al. 2022, dgxc-
-benchmarking.
+benchmarking, Megatron-Bridge.
 """
 
 

@@ -263,7 +263,10 @@ class BlockTimer:
             + kernels.product(tokens, hidden, logits, linear=False)
             + kernels.product(hidden, logits, tokens, accumulate=True, linear=False)
         )
-        losses = (6 * 4 + 2 * self.work.activation_bytes) * tokens * logits
+        # A fused loss reads the logits twice and writes their gradient; else copies in FP32 come and go.
+        element = self.work.activation_bytes
+        moves = 3 * element if self.machine.software.fused_loss else 6 * 4 + 2 * element
+        losses = moves * tokens * logits
         passes = kernels.stream(losses + 5 * moved, counts[1])
         return embedding, EndTime(products + passes, 2 * one)
 
