@@ -71,7 +71,7 @@ def failed(error_class: str, step: int = 1) -> schema.RankFailed:
 
 
 def rank_killed(story: Story) -> None:
-    story.end(3, -9, lines=("a", "b"))
+    story.end(3, -9, lines=("a", "b", "[W1201 01:17:12.106393944 socket.cpp:207] no name"))
 
 
 def peers_fail_first_then_the_killed_one_is_seen(story: Story) -> None:

@@ -7,13 +7,14 @@ own code, comes before any communication error, and only then does time decide.
 
 from __future__ import annotations
 
+import re
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from llmtrain.events.state import RunState
-from llmtrain.events.words import ErrorClass, FindingKind
+from llmtrain.events.words import ErrorClass, FindingKind, LeavesAs
 from llmtrain.supervise.detection.limits import Limits
 from llmtrain.supervise.detection.reports import NodeReport, RankEnd, Reports
 
@@ -21,6 +22,8 @@ UNEXPLAINED_SECONDS = 2.0
 """A rank that vanished may have finished: its node script's exit code tells, a moment later."""
 
 COMMUNICATION: ErrorClass = "communication"
+CHATTER = re.compile(r"\[[IW]\d{4} \d\d:\d\d:\d\d")
+"""How torch's C++ parts begin their notes and warnings, e.g. on names that do not resolve."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,8 +59,8 @@ def detect(state: RunState, reports: Reports, limits: Limits, now: float) -> tup
     return tuple(sorted(found, key=lambda finding: (finding.is_echo, finding.at, finding.rank or 0)))
 
 
-def ended_well(reports: Reports) -> str | None:
-    """`completed` or `stopped` when every node script left with 0, else None."""
+def ended_well(reports: Reports) -> LeavesAs | None:
+    """Why the ranks left when every node script left with 0, else None."""
     scripts = [report.script_ended for report in reports.nodes.values()]
     if any(script is None or script.exit_code != 0 for script in scripts):
         return None
@@ -95,7 +98,8 @@ def _is_death(end: RankEnd, reports: Reports, now: float) -> bool:
 def _death(end: RankEnd, reports: Reports) -> Finding:
     name = reports.nodes[end.node].name
     how = "vanished" if end.exit_code is None else describe_exit(end.exit_code)
-    tail = f"; its last words: {end.lines[-1]}" if end.lines else ""
+    last = _last_words(end.lines)
+    tail = f"; its last words: {last}" if last else ""
     # torchrun ends the peers of a failed worker with SIGTERM.
     return Finding(
         kind="rank_dead",
@@ -105,6 +109,11 @@ def _death(end: RankEnd, reports: Reports) -> Finding:
         node=end.node,
         is_echo=end.exit_code == -signal.SIGTERM,
     )
+
+
+def _last_words(lines: Sequence[str]) -> str:
+    """The last line that may say why a process ended; "" when there is none."""
+    return next((line for line in reversed(lines) if line.strip() and not CHATTER.match(line)), "")
 
 
 def _launchers(reports: Reports) -> Iterator[Finding]:
