@@ -26,7 +26,8 @@ def _located(problems: Sequence[Problem], cluster: str, overrides: Sequence[str]
     read = read_profile(cluster, split_overrides(parse_overrides(overrides)[0])[1])
     sections = {"nodes", "backend", "storage", "environment", "inter_node"}
     return [
-        replace(problem, where=read.where(problem.where))
+        # The field stays named: what is wrong may be that it is not written.
+        replace(problem, where=read.where(problem.where), message=f"{problem.where}: {problem.message}")
         if problem.where.partition(".")[0] in sections
         else problem
         for problem in problems

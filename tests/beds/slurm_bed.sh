@@ -66,7 +66,8 @@ SlurmdTimeout=10
 SlurmctldTimeout=10
 MessageTimeout=10
 KillWait=5
-UnkillableStepTimeout=20
+# a step that a dead controller keeps from ending is no reason to drain its node, into the next test
+UnkillableStepTimeout=180
 TCPTimeout=2
 InactiveLimit=0
 MinJobAge=86400

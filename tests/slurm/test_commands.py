@@ -221,10 +221,11 @@ def test_an_absent_controller(shell: Shell, slurm_bed: SlurmBed, profile: Path, 
     slurm_bed.daemon("ctld-kill")
     try:
         run = RunDir(shared / "runs" / "bed")
-        arguments = launch(profile, run, "cluster.backend.slurm.timeout=12")
+        arguments = launch(profile, run)
         _, err = shell.run(*arguments, "--detach", status=1)
-        assert "does not answer" in err and "hint: " in err
+        assert "does not answer" in err and "try 3 of 3 follows" in err and "hint: " in err
+        assert not run.path.exists(), "it was asked before anything was written"
     finally:
         slurm_bed.daemon("ctld-start")
-    shell.run("resume", str(run.path), "--detach")
+    shell.run(*arguments, "--detach")
     shell.run("stop", str(run.path), "--now")

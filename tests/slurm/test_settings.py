@@ -130,7 +130,7 @@ def test_a_dry_run_names_the_line_of_the_setup(tmp_path: Path, capsys: pytest.Ca
     file = tmp_path / "profile.yaml"
     file.write_text(f"{PROFILE}    setup:\n      - export A=1\n      - done\n")
     assert cli.run(["launch", "tiny", "--cluster", str(file), "--dry-run"]) == 2
-    assert f"{file}:14: bash cannot read backend.slurm.setup" in capsys.readouterr().err
+    assert f"{file}:14: backend.slurm.setup.1: bash cannot read it: syntax error" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("cls", [slurm.SlurmConfig, slurm.ContainerConfig])

@@ -160,7 +160,9 @@ def refusal(command: str, stderr: str) -> LlmtrainError:
     if _UNCONFIGURED.search(stderr):
         return _unconfigured(f"{command} cannot read SLURM's configuration: {words}")
     if _UNKNOWN.search(stderr):
-        hint = "is this a login node? There, /etc/slurm/slurm.conf or SLURM_CONF tells them; try `scontrol ping`"
+        hint = (
+            "is this a login node? There, /etc/slurm/slurm.conf or SLURM_CONF tells them; try `scontrol ping`"
+        )
         return SlurmUnreachableError(f"SLURM's commands know of no cluster here: {words}", hint=hint)
     if _UNREACHABLE.search(stderr):
         return SlurmUnreachableError(

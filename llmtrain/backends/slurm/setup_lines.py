@@ -23,7 +23,7 @@ def unreadable_setup(lines: Sequence[str]) -> list[Problem]:
     if not lines:
         return []
     if _CONTINUED.search(lines[-1]):
-        message = "the last line of backend.slurm.setup ends in a backslash, which joins it to the next"
+        message = "it ends in a backslash, which joins it to the line of the script below it"
         return [Problem(f"{PLACE}.{len(lines) - 1}", message, "remove the backslash")]
     try:
         done = subprocess.run(
@@ -42,5 +42,5 @@ def unreadable_setup(lines: Sequence[str]) -> list[Problem]:
         return []
     number, said = (int(found[1]), found[2]) if found is not None else (1, "it cannot be read")
     place = f"{PLACE}.{min(number, len(lines)) - 1}"
-    message = f"bash cannot read backend.slurm.setup: {said}"
+    message = f"bash cannot read it: {said}"
     return [Problem(place, message, "its lines are one piece of shell; `bash -n` checks one")]
