@@ -214,3 +214,10 @@ def test_what_is_said_of_nodes_is_said_once() -> None:
 def test_a_loss_that_a_wrong_clock_dated_into_the_future_is_over() -> None:
     record = with_losses(RunRecord(run_id="r", created=0.0), ["n1"], "cut", 1e9)
     assert due(record, 1e9 - 3e8, 60.0) == ("n1",) and not due(record, 1e9 - 1.0, 60.0)
+
+
+def test_nodes_that_the_layout_leaves_alone_need_not_be_fit() -> None:
+    """A scheduler is asked for the others only."""
+    record = RunRecord(run_id="r", created=0.0)
+    assert fewest_nodes(job(2, nodes=5), record, None) == 2
+    assert fewest_nodes(job(5, nodes=5, per_node=2), record, None) == 3

@@ -71,11 +71,12 @@ def reliable_first(nodes: Sequence[Node], suspects: Mapping[str, str]) -> tuple[
 def fewest_nodes(job: JobFile, record: RunRecord, allowance: Allowance | None) -> int:
     """Nodes that have to be fit before a supervisor begins.
 
-    A launch needs all that the plan was made for; a run that has begun goes on with what the node-loss
-    budget, or a person, leaves it.
+    A launch needs all that its layout uses, which is also what a scheduler is asked for; a run that has begun
+    goes on with what the node-loss budget, or a person, leaves it.
     """
     cluster = job.spec.cluster
-    fewest = cluster.nodes - cluster.spares
+    used = len(ranks_on_nodes(job.layout, cluster.gpus_per_node))
+    fewest = min(used, cluster.nodes - cluster.spares)
     if record.attempts:
         at_launch = len(record.nodes) or cluster.nodes
         fewest = min(fewest, lowest_rung(at_launch, job.spec.recipe.faults.node_loss_budget))

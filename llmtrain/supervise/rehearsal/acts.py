@@ -18,6 +18,7 @@ from llmtrain.events.schema import (
     StepFinished,
 )
 from llmtrain.events.watching import SlowRank
+from llmtrain.run.record import read_record
 from llmtrain.supervise.rehearsal.stage import RehearsalError, Stage
 
 VICTIM = 1
@@ -70,13 +71,9 @@ def must_finish(stage: Stage) -> list[Event]:
     code = stage.wait_for_end()
     events = stage.events()
     if code != ExitStatus.DONE:
-        raise RehearsalError(f"the run ended with exit code {code}: {_last_words(events)}")
+        # Its record, since a run that never began has no events.
+        raise RehearsalError(f"the run ended with exit code {code}: {read_record(stage.run).message}")
     return events
-
-
-def _last_words(events: Sequence[Event]) -> str:
-    words = [event.payload.message for event in events if isinstance(event.payload, RunEnded)]
-    return words[-1] if words else "without a word"
 
 
 def _failure_of(stage: Stage, kind: str) -> Sight:
