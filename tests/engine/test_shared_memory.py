@@ -12,13 +12,12 @@ import torch
 
 from llmtrain.engine.parallel.groups import Group, build_groups
 from llmtrain.engine.parallel.shared_memory import (
-    FOLDER,
     LARGEST_SLOT,
     PREFIX,
     open_shared_memory,
 )
 from llmtrain.parallel_dims import ParallelDims
-from llmtrain.run.snapshots import drop, make_private, snapshots_of
+from llmtrain.run.snapshots import SHARED_MEMORY, drop, make_private, snapshots_of
 from tests.support.ranks import run_ranks
 
 pytestmark = pytest.mark.engine
@@ -76,7 +75,7 @@ def survive_a_death(rank: int, world_size: int) -> str:
 @pytest.mark.parametrize("world_size", [2, 3])
 def test_the_numbers_are_gloos(world_size: int, tmp_path: Path) -> None:
     assert run_ranks(same_as_gloo, world_size, tmp_path) == [True] * world_size
-    assert not list(FOLDER.glob(f"{PREFIX}*"))
+    assert not list(SHARED_MEMORY.glob(f"{PREFIX}*"))
 
 
 def test_many_under_way(tmp_path: Path) -> None:
@@ -104,7 +103,7 @@ def test_a_member_on_another_host_sends_all_to_gloo() -> None:
 
 def test_what_a_killed_group_left_is_removed(tmp_path: Path) -> None:
     """And nothing else: a restart opens new groups long after the node's snapshots were taken."""
-    old, young = (FOLDER / f"{PREFIX}left-by-test-{os.getpid()}-{age}" for age in ("old", "young"))
+    old, young = (SHARED_MEMORY / f"{PREFIX}left-by-test-{os.getpid()}-{age}" for age in ("old", "young"))
     snapshots = snapshots_of(tmp_path, "node")
     make_private(snapshots)
     try:

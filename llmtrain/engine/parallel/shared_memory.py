@@ -21,11 +21,12 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from llmtrain.run.snapshots import SHARED_MEMORY
+
 SLOTS = 4
 """Slots of each member. With at most two operations under way, a member that starts operation k + 4 knows
 that all others have finished reading operation k."""
 MOST_UNDER_WAY = 2
-FOLDER = Path("/dev/shm")
 MOST_MEMBERS = 16
 """Every member writes to every other one."""
 LARGEST_SLOT = 8 << 20
@@ -197,7 +198,7 @@ def _make_folder(size: int, slot_bytes: int) -> str:
     """A folder with the slots' file and a pipe for every pair; "" when the host cannot have one."""
     _remove_stale()
     try:
-        folder = Path(tempfile.mkdtemp(prefix=PREFIX, dir=FOLDER))
+        folder = Path(tempfile.mkdtemp(prefix=PREFIX, dir=SHARED_MEMORY))
     except OSError:
         return ""
     try:
@@ -215,7 +216,7 @@ def _make_folder(size: int, slot_bytes: int) -> str:
 
 def _remove_stale() -> None:
     """Remove what killed groups of this user left behind."""
-    for folder in FOLDER.glob(f"{PREFIX}*"):
+    for folder in SHARED_MEMORY.glob(f"{PREFIX}*"):
         with suppress(OSError):
             if folder.stat().st_uid == os.getuid() and time.time() - folder.stat().st_mtime > STALE_SECONDS:
                 shutil.rmtree(folder, ignore_errors=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from typing import Literal
 
 from llmtrain.agent import messages
 from llmtrain.events.event import Event
@@ -200,10 +199,9 @@ class AttemptRunner:
         if stop_wanted and len(self._crew.reports.finished) == self._plan.layout.world_size:
             ended = ended or "stopped"  # A scheduler's signal kills torchrun, whose ranks leave in order.
         if finding is None and ended is not None:
-            outcome: Literal["completed", "stopped"] = "stopped" if ended == "stopped" else "completed"
-            left_for = self._gains.gain if outcome == "stopped" else ""
+            left_for = self._gains.gain if ended == "stopped" else ""
             return AttemptEnd(
-                outcome=outcome,
+                outcome=ended,
                 stop_wanted=stop_wanted,
                 cause=self._gains.cause if left_for else "",
                 message=left_for,
