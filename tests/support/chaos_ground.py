@@ -39,6 +39,7 @@ SHAPES = {
 """Layouts by the number of nodes: a replica a node, or two nodes and one in reserve."""
 RESUMABLE = frozenset({75})
 ENDED = frozenset({1, 75, 137})
+BATCH_HOST = ", the batch host"
 ENDS: Mapping[str, frozenset[int]] = {"preempt": RESUMABLE, "supervisor": ENDED}
 """Exit codes that a launch may have once a fault has struck; any other fault must not end it."""
 
@@ -76,6 +77,10 @@ class Ground:
         with full(self.folder):
             time.sleep(seconds)
         return f"storage full for {seconds} s"
+
+    def ends_after(self, kind: str, what: str) -> frozenset[int]:
+        """Exit codes that a launch may have after a fault that has struck `what`."""
+        return self.ends.get(kind, frozenset())
 
     def mend(self) -> None:
         """Make all nodes whole again."""
@@ -167,16 +172,22 @@ class SlurmGround(SshGround):
                 return "slurmctld"
             case "down":
                 node = self.pick(run, fault.place)
-                if node:
-                    self.slurm._broken.setdefault(node, set()).add("down")
-                    self.slurm.slurm("scontrol", "update", f"nodename={node}", "state=down", "reason=chaos")
-                return node
+                if not node:
+                    return ""
+                is_host = node in self.host_of_supervisor(run)
+                self.slurm._broken.setdefault(node, set()).add("down")
+                self.slurm.slurm("scontrol", "update", f"nodename={node}", "state=down", "reason=chaos")
+                return f"{node}{BATCH_HOST if is_host else ''}"
             case "batch_host":
                 node = next(iter(self.host_of_supervisor(run)), "")
                 if node:
                     self.slurm.fault("crash", node)
                 return node
         return super().strike(run, fault)
+
+    def ends_after(self, kind: str, what: str) -> frozenset[int]:
+        """A batch host that is marked down though it lives has its batch step killed: the job has failed."""
+        return ENDED if what.endswith(BATCH_HOST) else super().ends_after(kind, what)
 
     def kill_step(self, job: str, place: int) -> str:
         """End one of a job's steps, each of which is a node's agent, without a warning."""

@@ -96,7 +96,7 @@ class Play:
         what = "" if ended else self.ground.strike(self.run, fault)
         self.struck.append(f"{fault.kind}: {what or 'nothing there'}")
         if what:
-            self.may_end |= self.ground.ends.get(fault.kind, frozenset())
+            self.may_end |= self.ground.ends_after(fault.kind, what)
 
     def go_on_if_ended(self) -> None:
         """Resume a run that has ended early: only by a fault that ends runs and struck since its start."""
