@@ -117,6 +117,7 @@ class MemoryModel:
         self._buffers: dict[tuple[object, ...], float] = {}
         self._engine = EngineMemory(work, machine)
         self._of_engine: dict[tuple[object, ...], tuple[float, float]] = {}
+        self._of_states: dict[tuple[object, ...], tuple[float, float, float]] = {}
 
     def need(self, layout: Layout, micro_batches: int) -> float:
         """Bytes that the fullest rank needs."""
@@ -191,6 +192,14 @@ class MemoryModel:
 
     def _states(self, layout: Layout, stage: int) -> tuple[float, float, float]:
         """Bytes of parameters, gradients and optimizer."""
+        degrees = (layout.tp, layout.pp, layout.vpp, layout.dp, layout.cp, layout.ep)
+        key = (*degrees, layout.zero, layout.sequence_parallel, stage)
+        found = self._of_states.get(key)
+        if found is None:
+            found = self._of_states[key] = self._count_states(layout, stage)
+        return found
+
+    def _count_states(self, layout: Layout, stage: int) -> tuple[float, float, float]:
         weights = self._stage_weights(layout, stage)
         zero, element, gradient = layout.zero, self._element, self._gradient
         replicas = shards(self._machine, layout.dp * layout.cp, layout.tp)
