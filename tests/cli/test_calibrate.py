@@ -48,6 +48,7 @@ def test_rates_become_shares_of_the_table() -> None:
     found = from_rates(local(), rates, date="2026-01-31", evidence="x")
     table = ACCELERATORS["cpu"]
     # Of the time of a product, what its operands take through memory is counted apart.
+    assert found.gemm is not None
     assert 2e10 / table.bf16_flops < found.gemm < 2.3e10 / table.bf16_flops
     assert found.memory_bandwidth == pytest.approx(4e9 / table.memory_bandwidth)
     assert (found.launch_gap, found.cores, found.date) == (3e-6, 4.0, "2026-01-31")
