@@ -238,7 +238,12 @@ def test_restarts_without_progress_end_the_run(make: Callable[..., RunDir]) -> N
 def test_hopeless_errors_end_the_run(
     make: Callable[..., RunDir], error_class: str, status: int, attempts: int
 ) -> None:
-    run = make(steps=9, fail={"rank": 1, "step": 2, "attempts": [1, 2, 3], "class": error_class})
+    # Long steps: the other rank, which knows nothing of it, must not save the step that fails.
+    run = make(
+        steps=9,
+        step_seconds=0.5,
+        fail={"rank": 1, "step": 2, "attempts": [1, 2, 3], "class": error_class},
+    )
     finish(run, runs.supervise(run), status)
     assert outcomes(run) == [("failed", "rank_failed")] * attempts
     assert "rank 1 failed in step 2: Boom: it broke" in read_record(run).message
