@@ -59,9 +59,10 @@ class SshBackend:
     def check(self, spec: JobSpec, run: RunDir, *, fewest: int | None = None) -> Sequence[Problem]:
         """Connect to all nodes and compare what they have. Raises PreflightError when too few are fit."""
         folder = run.path.parent
+        is_new = not run.job_json.exists()
         absent = [each for each in (folder, *folder.parents) if not os.path.lexists(each)]
         try:
-            self._fit_nodes(spec, folder, fewest)
+            self._fit_nodes(spec, folder, fewest, is_new=is_new)
         except RunError:
             # The file that proves the shared folder has made it; what is refused leaves nothing behind.
             for each in absent:
@@ -144,14 +145,16 @@ class SshBackend:
     def _transport(self, name: str) -> SshTransport:
         return SshTransport(self._hosts[name], self._config)
 
-    def _fit_nodes(self, spec: JobSpec, folder: Path, fewest: int | None) -> dict[str, Report]:
+    def _fit_nodes(
+        self, spec: JobSpec, folder: Path, fewest: int | None, *, is_new: bool = False
+    ) -> dict[str, Report]:
         """Reports of the nodes that are fit; the others are named in the log while enough are left."""
         needed = spec.cluster.nodes - spec.cluster.spares if fewest is None else fewest
         survey = self._look(folder, list(self._hosts), seconds=self._patience, several=needed > 1)
         fit = survey.fit
         if len(fit) < needed:
             self._cool_down()
-            summary = _summary(len(fit), needed, len(self._hosts), fewest)
+            summary = _summary(len(fit), needed, len(self._hosts), can_resume=not is_new)
             raise PreflightError([*survey.all_problems, *summary])
         for problem in survey.all_problems:
             _log.warning("left out: %s", problem.text())
@@ -235,7 +238,7 @@ class SshBackend:
             self._warm.popitem()[1].close()
 
 
-def _summary(fit: int, needed: int, named: int, fewest: int | None) -> list[Problem]:
+def _summary(fit: int, needed: int, named: int, *, can_resume: bool) -> list[Problem]:
     hint = f"mend them, or let the run go on with fewer: `llmtrain resume RUN --nodes {fit}`"
     message = f"{fit} of {named} nodes are fit to start, {needed} are needed"
-    return [Problem("", message, hint if fewest is not None and fit else "")]
+    return [Problem("", message, hint if can_resume and fit else "")]

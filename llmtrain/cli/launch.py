@@ -95,7 +95,7 @@ def _launch_run(
         return ExitStatus.DONE
     _refuse_inputs(spec, recipe, overrides)
     with profile_lines(cluster, overrides):
-        backend = _fit_backend(spec, target)
+        backend = _fit_backend(job, target)
     console.say_problems(plan.problems, word="warning")
     create_run(run, rendered)
     is_here = target is run
@@ -140,13 +140,16 @@ def _refuse_inputs(spec: JobSpec, recipe: str, overrides: list[str]) -> None:
         raise ConfigError(problems)
 
 
-def _fit_backend(spec: JobSpec, target: RunDir) -> Backend:
+def _fit_backend(job: JobFile, target: RunDir) -> Backend:
     """The backend, which has looked whether the job can run there. Raises ConfigError."""
     from llmtrain.backends.registry import load_backend
     from llmtrain.errors import ConfigError
+    from llmtrain.run.record import RunRecord
+    from llmtrain.supervise.nodes.membership import fewest_nodes
 
-    backend = load_backend(spec.cluster)
-    if problems := backend.check(spec, target):
+    backend = load_backend(job.spec.cluster)
+    fewest = fewest_nodes(job, RunRecord(run_id=job.run_id, created=0.0), None)
+    if problems := backend.check(job.spec, target, fewest=fewest):
         raise ConfigError(problems)
     return backend
 

@@ -30,12 +30,15 @@ def make_ladder(
     """Rungs from all nodes down to the loss budget, or to `lowest` nodes; while the chosen plan's ranks still
     fit, it stays.
 
+    The budget is a share of the nodes at launch, which may be as few as the chosen plan uses.
+
     A rung first tries the best shapes of the search with fewer replicas, and searches anew when none of them
     fits.
     """
     rungs: list[Rung] = []
     current: Candidate | None = found.candidates[0]
-    bottom = lowest_rung(nodes, recipe.faults.node_loss_budget)
+    used = _nodes_used(evaluator, found.candidates[0])
+    bottom = lowest_rung(used, recipe.faults.node_loss_budget)
     for count in range(nodes, (bottom if lowest is None else max(1, lowest)) - 1, -1):
         room = min(count, usable)
         if current is not None and current.layout.world_size > room * evaluator.machine.gpus_per_node:
@@ -52,6 +55,10 @@ def _anew(search: Search, nodes: int) -> Candidate | None:
 def _rung(evaluator: Evaluator, nodes: int, candidate: Candidate | None) -> Rung:
     if candidate is None:
         return Rung(nodes=nodes, candidate=None, idle_nodes=nodes, micro_batches=())
-    used = -(-candidate.layout.world_size // evaluator.machine.gpus_per_node)
+    used = _nodes_used(evaluator, candidate)
     split = candidate.layout.micro_batches(evaluator.work.global_batch)
     return Rung(nodes=nodes, candidate=candidate, idle_nodes=nodes - used, micro_batches=split)
+
+
+def _nodes_used(evaluator: Evaluator, candidate: Candidate) -> int:
+    return ceil(candidate.layout.world_size / evaluator.machine.gpus_per_node)

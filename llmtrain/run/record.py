@@ -68,7 +68,7 @@ class RunRecord:
     lost_nodes: tuple[str, ...] = ()
     """Distinct nodes lost so far; the node-loss budget counts these, also when they have come back."""
     nodes: tuple[str, ...] = ()
-    """Nodes at launch; the budget is a share of them."""
+    """Nodes at launch, and those that joined at a later start; the budget is a share of them."""
     losses: tuple[NodeLoss, ...] = ()
     """History of every node that was ever lost."""
     allocation: str = ""

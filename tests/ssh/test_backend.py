@@ -13,9 +13,12 @@ import pytest
 
 from llmtrain import __version__
 from llmtrain.backends.ssh import SshBackend
+from llmtrain.cli.launch import _fit_backend
 from llmtrain.cli.main import run as run_cli
 from llmtrain.config.job import resolve
+from llmtrain.config.layout import Layout
 from llmtrain.errors import ConfigError, LlmtrainError
+from llmtrain.run.job_file import JobFile
 from llmtrain.run.layout import RunDir
 from tests.support import ssh_runs
 from tests.support.beds import SshBed
@@ -79,6 +82,18 @@ def test_broken_node_is_left_out_when_there_is_a_spare(look, ssh_bed, caplog) ->
     ssh_bed.fault("sshd-stop", "node2")
     assert [line.split()[0] for line in look(nodes=5, spares=1)] == ["node1", "node3", "node4", "node5"]
     assert f"left out: node2: {ssh_bed.address('node2')} port 22 refuses connections" in caplog.text
+
+
+def test_launch_needs_the_nodes_of_its_layout_only(bed_home, ssh_bed, tmp_path, caplog) -> None:
+    profile = ssh_runs.write_profile(tmp_path / "bed.yaml", ssh_bed)
+    spec, run = resolve("tiny", str(profile)), RunDir(tmp_path / "runs" / "run")
+    ssh_bed.fault("sshd-stop", "node2")
+    _fit_backend(JobFile(run_id="r", version=__version__, spec=spec, layout=Layout(dp=6)), run)
+    assert "left out: node2" in caplog.text
+    with pytest.raises(LlmtrainError) as caught:
+        _fit_backend(JobFile(run_id="r", version=__version__, spec=spec, layout=Layout(dp=8)), run)
+    # There is no run yet that could be resumed with fewer.
+    assert caught.value.problems[-1].text() == "3 of 4 nodes are fit to start, 4 are needed"
 
 
 def test_unknown_host_key(look, ssh_bed, bed_home) -> None:

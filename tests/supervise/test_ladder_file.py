@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from llmtrain import __version__
+from llmtrain.backends.rehearsed import RehearsedNodes
 from llmtrain.errors import InfeasibleError, RunError, UsageError
 from llmtrain.plan.document import plan_document
 from llmtrain.plan.make import make_plan
@@ -16,7 +17,10 @@ from llmtrain.run.atomic import write_json
 from llmtrain.run.job_file import JobFile
 from llmtrain.run.ladder_file import read_allowance, read_ladder
 from llmtrain.run.layout import RunDir
+from llmtrain.run.record import RunRecord
 from llmtrain.supervise.decision.allowance import allow_fewer
+from llmtrain.supervise.detection.limits import Limits
+from llmtrain.supervise.nodes.members import Members
 from tests.support.breakable import several_nodes
 
 
@@ -41,6 +45,29 @@ def test_a_recipe_that_fixes_all_degrees_steps_down_in_dp_first(tmp_path: Path) 
     assert rungs[0].layout == job.layout
     assert rungs[0].micro_batches == (2, 2, 2, 1, 1)
     assert {2 * sum(rung.micro_batches) for rung in rungs} == {16}
+
+
+def test_the_ladder_goes_down_to_the_budget_of_the_nodes_that_are_used(tmp_path: Path) -> None:
+    """A run may begin on as few: a scheduler is asked for no others."""
+    plan = make_plan(several_nodes(tmp_path, "parallel.dp=5", "parallel.tp=1", "parallel.pp=1", nodes=8))
+    dps = [(rung.nodes, rung.candidate.layout.dp) for rung in plan.ladder if rung.candidate]
+    assert dps == [(8, 5), (7, 5), (6, 5), (5, 5), (4, 4)]
+
+
+def test_nodes_that_join_at_a_later_start_count_as_nodes_at_launch(tmp_path: Path) -> None:
+    run, job = planned(tmp_path)
+    allow_fewer(run, job, 8)
+    down = run.path / "down"
+    down.mkdir()
+    (down / "n3").touch()
+    record = RunRecord(run_id="r", created=0.0)
+    record = Members(run, job, RehearsedNodes(job.spec.cluster, run), Limits()).enter(record)
+    assert len(record.nodes) == 9 and not record.lost_nodes
+    (down / "n3").unlink()
+    (down / "n5").touch()
+    record = Members(run, job, RehearsedNodes(job.spec.cluster, run), Limits()).enter(record)
+    assert sorted(record.nodes, key=lambda name: int(name[1:])) == [f"n{index}" for index in range(1, 11)]
+    assert record.lost_nodes == ("n5",)
 
 
 def test_a_person_extends_the_ladder_below_the_budget(tmp_path: Path) -> None:

@@ -57,7 +57,7 @@ class Members:
         return None if self._allowance is None else self._allowance.fewest_nodes
 
     def enter(self, record: RunRecord) -> RunRecord:
-        """Look at all nodes, when a supervisor begins.
+        """Look at all nodes, when a supervisor begins. Those that join later count as nodes at launch, too.
 
         A run that had ended is gone on with by a person: then nodes that are fit again are taken up, and only
         those that are missing count as lost. Raises LlmtrainError when too few are fit.
@@ -66,8 +66,7 @@ class Members:
         fewest = fewest_nodes(self._job, record, self._allowance)
         self._take(self._backend.nodes(self._job.spec, self._run_dir, fewest=fewest))
         names = tuple(node.name for node in self.nodes)
-        if not record.nodes:
-            record = replace(record, nodes=names)
+        record = replace(record, nodes=tuple(dict.fromkeys((*record.nodes, *names))))
         missing = [name for name in record.nodes if name not in names]
         if record.stage == "ended":
             still_lost = tuple(name for name in record.lost_nodes if name in missing)
