@@ -20,7 +20,7 @@ def named_hosts(cluster: ClusterProfile) -> list[Host]:
     else:
         try:
             text = Path(ssh.hostfile).expanduser().read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
+        except (OSError, RuntimeError, ValueError) as error:
             message = f"the hostfile cannot be read: {getattr(error, 'strerror', None) or error}"
             raise ConfigError([Problem(ssh.hostfile, message, "backend.ssh.hostfile names it")]) from error
         hosts, problems = read_hostfile(text, ssh.hostfile)
@@ -39,14 +39,23 @@ def named_hosts(cluster: ClusterProfile) -> list[Host]:
 def _refuse_missing(ssh: SshConfig) -> None:
     """Raise ConfigError for files that the profile names and that are not there."""
     problems = []
-    if ssh.config_file != USER_CONFIG and not Path(ssh.config_file).expanduser().is_file():
+    if ssh.config_file != USER_CONFIG and (why := _why_missing(ssh.config_file)):
         hint = f"name one that `ssh -F` takes, or remove it: then {USER_CONFIG} holds"
-        message = f"there is no file {ssh.config_file}"
-        problems.append(Problem("backend.ssh.config_file", message, hint))
-    key = Path(ssh.identity_file).expanduser()
+        problems.append(Problem("backend.ssh.config_file", why, hint))
     # Of a key that only an agent holds there is the public half.
-    if ssh.identity_file and not key.is_file() and not key.with_name(f"{key.name}.pub").is_file():
+    if ssh.identity_file and (why := _why_missing(ssh.identity_file, ".pub")):
         hint = "name a private key, or remove it: then the agent's keys and those of ~/.ssh/config are tried"
-        problems.append(Problem("backend.ssh.identity_file", f"there is no file {ssh.identity_file}", hint))
+        problems.append(Problem("backend.ssh.identity_file", why, hint))
     if problems:
         raise ConfigError(problems)
+
+
+def _why_missing(named: str, ending: str = "") -> str:
+    """Why there is no file of that name, with or without the ending; empty when there is one."""
+    try:
+        path = Path(named).expanduser()
+        if path.is_file() or Path(f"{path}{ending}").is_file():
+            return ""
+        return f"there is no file {named}"
+    except (OSError, RuntimeError, ValueError) as error:  # Of these, RuntimeError: nobody's `~`.
+        return f"{named} cannot be read: {getattr(error, 'strerror', None) or error}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import re
 from pathlib import Path
 
@@ -115,15 +116,35 @@ SETUP = [
     (("export A=1 \\",), 0),
     (("echo a\\\\",), None),
     (("echo \u00e9 $(",), 0),
+    (("shopt -s extglob", "rm -f !(a)"), None),
+    (("if !(false); then", "shopt -s extglob", "fi"), None),
+    (("make all &>> log |& tee", "# as before \\"), None),
+    (("export A='b' # as before \\",), None),
+    (("echo '#' $# a#b \\",), 0),
+    (("export A=\udce9\ud800",), None),
+    (("export A=\udce9\ud800", "done \u65e5"), 1),
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("lines", "wrong"), SETUP, ids=[" | ".join(lines) for lines, _ in SETUP])
+@pytest.mark.parametrize(("lines", "wrong"), SETUP, ids=[ascii(" | ".join(lines)) for lines, _ in SETUP])
 def test_setup_that_bash_cannot_read_is_found_where_one_launches(
     lines: tuple[str, ...], wrong: int | None
 ) -> None:
     found = [problem.where for problem in unreadable_setup(lines)]
     assert found == ([] if wrong is None else [f"backend.slurm.setup.{wrong}"])
+
+
+def test_a_bash_that_is_too_old_has_no_say(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And none that speaks Latin-1 is one that fails."""
+    old = tmp_path / "bash"
+    script = 'case $1 in -c) echo 3 ;; *) printf "line 1: near \\351\\n" >&2; exit 2 ;; esac'
+    old.write_text(f"#!/bin/sh\n{script}\n")
+    old.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    assert unreadable_setup(["make &>> log"]) == []
+    old.write_text(old.read_text().replace("echo 3", "echo 4"))
+    [problem] = unreadable_setup(["make &>> log"])
+    assert problem.message == "bash cannot read it: near \ufffd"
 
 
 def test_a_dry_run_names_the_line_of_the_setup(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

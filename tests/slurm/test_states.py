@@ -204,6 +204,7 @@ def test_passing_refusals_blame_no_field(stderr: str) -> None:
 def test_an_absent_controller_is_no_refusal(stderr: str) -> None:
     error = refusal("sbatch", stderr)
     assert isinstance(error, SlurmUnreachableError)
+    assert error.problems[0].may_pass, "a controller that is started again tells nobody of the cluster"
     assert "scontrol ping" in error.problems[0].hint
 
 

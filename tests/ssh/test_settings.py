@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from llmtrain.cli import main as cli
 from llmtrain.config.hosts import Host
 from llmtrain.config.ssh import SshConfig
 from llmtrain.transport.base import TransportError
@@ -120,6 +121,38 @@ def test_configuration_that_cannot_be_used(home, text, message) -> None:
     with pytest.raises(TransportError) as caught:
         settings(home, text)
     assert message in caught.value.text()
+
+
+PROFILE = """
+name: bed
+nodes: 2
+gpus_per_node: 4
+accelerator: cpu
+intra_node: {kind: shared-memory}
+inter_node: {data: {kind: tcp}, control: {kind: tcp}}
+storage: {path: /shared/runs, bandwidth: 500 MB/s}
+backend: {kind: ssh, ssh: {hosts: ["node[1-2]"], FIELD}}
+"""
+
+
+@pytest.mark.parametrize(
+    ("field", "words"),
+    [
+        ("identity_file: /", "there is no file /"),
+        ("identity_file: ~nosuch/key", "~nosuch/key"),
+        (f"identity_file: /{'x' * 300}", "cannot be read: File name too long"),
+        ("config_file: ~nosuch/config", "~nosuch/config"),
+        ("config_file: /", "there is no file /"),
+    ],
+)
+def test_files_that_no_path_leads_to(
+    field: str, words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "bed.yaml"
+    file.write_text(PROFILE.replace("FIELD", field))
+    assert cli.run(["launch", "tiny", "--cluster", str(file), "--dry-run"]) == 2
+    said = capsys.readouterr().err
+    assert f"{file}:9: backend.ssh.{field.partition(':')[0]}: " in said and words in said
 
 
 # ---- known_hosts

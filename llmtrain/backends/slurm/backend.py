@@ -61,7 +61,9 @@ class SlurmBackend:
         self._environment = os.environ if environment is None else environment
         self._is_elsewhere = is_elsewhere(cluster, self._environment)
         self._way = way_to(self._config.login) if self._is_elsewhere else LocalTransport()
-        configuration = "" if self._is_elsewhere else self._environment.get("SLURM_CONF", "")
+        # In a job a disk that is away is waited for, by limited calls.
+        is_typed_here = not self._is_elsewhere and "SLURM_JOB_ID" not in self._environment
+        configuration = self._environment.get("SLURM_CONF", "") if is_typed_here else ""
         self._calls = calls or SlurmCalls(self._way, self._config.timeout, configuration)
         self._polled, self._status = float("-inf"), JobStatus(state=JobState.PENDING)
         self._node_list, self._began = "", False

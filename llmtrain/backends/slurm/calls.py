@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from llmtrain.backends.slurm.refusals import (
+    SlurmAbsentError,
     SlurmError,
     SlurmUnconfiguredError,
     SlurmUnreachableError,
@@ -53,7 +54,8 @@ class SlurmCalls:
     """SLURM's commands, run over a transport: on this machine, or on a login node."""
 
     def __init__(self, transport: Transport, timeout: float, configuration: str = "") -> None:
-        """`configuration`: what SLURM_CONF names, where the commands run on this machine."""
+        """`configuration`: what SLURM_CONF names, where the commands run on this machine and a person waits;
+        it is looked at before the first of them."""
         self._transport, self.timeout, self._configuration = transport, timeout, configuration
 
     def submit(self, script: str, without: Sequence[str] = ()) -> str:
@@ -152,14 +154,23 @@ class SlurmCalls:
             return {}
 
     def partitions(self) -> list[str]:
-        """Names of all partitions; [] when they are not told. Raises SlurmUnreachableError, and
-        SlurmUnconfiguredError."""
+        """Names of all partitions, hidden ones too; [] when they are not told. Raises SlurmUnreachableError,
+        and SlurmUnconfiguredError."""
         try:
-            return sorted(set(self._run("sinfo", "--noheader", "--format=%R").split()))
+            return sorted(set(self._run("sinfo", "--all", "--noheader", "--format=%R").split()))
+        except SlurmAbsentError:
+            return []
         except (SlurmUnreachableError, SlurmUnconfiguredError):
             raise
         except (SlurmError, ConfigError):
             return []
+
+    def controller_answers(self) -> bool:
+        """Whether one of the controllers is up."""
+        try:
+            return " is UP" in self._run("scontrol", "ping")
+        except (SlurmError, ConfigError):
+            return False
 
     def binds_tasks(self) -> bool:
         """Whether tasks are bound to cores; True also when SLURM does not answer."""
@@ -174,6 +185,7 @@ class SlurmCalls:
         """Standard output of a command; raises SlurmError or ConfigError."""
         if self._configuration:
             refuse_unreadable(self._configuration)
+            self._configuration = ""  # Later its disk may be away for a while: that is no reason to end.
         try:
             done = self._transport.run(argv, timeout=self.timeout)
         except TransportError as error:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import stat
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +19,19 @@ class SlurmError(RunError):
 
 class SlurmUnreachableError(SlurmError):
     """The controller does not answer, or the commands of SLURM are not there; nothing is known of the job."""
+
+
+class SlurmUnknownError(SlurmUnreachableError):
+    """The commands found nobody who tells them of the cluster: on a login node without a configuration of its
+    own while the controller is started again, elsewhere for good."""
+
+
+class SlurmSlowError(SlurmUnreachableError):
+    """A command was killed when its time was over; others may be quicker."""
+
+
+class SlurmAbsentError(SlurmUnreachableError):
+    """One command of SLURM is not there; others may be."""
 
 
 class SlurmUnconfiguredError(SlurmError):
@@ -153,6 +167,13 @@ _UNREACHABLE = re.compile(
     re.IGNORECASE,
 )
 
+_NO_ANSWERS = (
+    (" took longer than ", SlurmSlowError),
+    ("` cannot be started: ", SlurmAbsentError),
+    ("` is not there", SlurmAbsentError),
+)
+"""What transports say of commands."""
+
 
 def refusal(command: str, stderr: str) -> LlmtrainError:
     """The error of a call that failed: ConfigError when a field is to blame, else SlurmError."""
@@ -161,9 +182,11 @@ def refusal(command: str, stderr: str) -> LlmtrainError:
         return _unconfigured(f"{command} cannot read SLURM's configuration: {words}")
     if _UNKNOWN.search(stderr):
         hint = (
-            "is this a login node? There, /etc/slurm/slurm.conf or SLURM_CONF tells them; try `scontrol ping`"
+            "is this a login node? There, /etc/slurm/slurm.conf or SLURM_CONF tells them, or slurmctld when "
+            "it runs; try `scontrol ping`"
         )
-        return SlurmUnreachableError(f"SLURM's commands know of no cluster here: {words}", hint=hint)
+        message = f"SLURM's commands know of no cluster here: {words}"
+        return SlurmUnknownError(message, hint=hint, may_pass=True)
     if _UNREACHABLE.search(stderr):
         return SlurmUnreachableError(
             f"SLURM's controller does not answer: {words}",
@@ -183,13 +206,17 @@ def no_answer(said: str) -> SlurmError:
     if _UNCONFIGURED.search(said):
         return _unconfigured(said)
     hint = "is this a login node of the cluster? `scontrol ping` shows whether SLURM is up"
-    return SlurmUnreachableError(said, hint=hint)
+    kind = next((kind for words, kind in _NO_ANSWERS if words in said), SlurmUnreachableError)
+    return kind(said, hint=hint)
 
 
 def refuse_unreadable(named: str) -> None:
     """Raise SlurmUnconfiguredError when the file that SLURM_CONF names cannot be read: SLURM's own commands
     would wait for a minute that it appears."""
     try:
+        # Opening a pipe, or some devices, waits for somebody at the other end.
+        if not stat.S_ISREG(Path(named).stat().st_mode):
+            raise OSError("it is no regular file")
         with Path(named).open("rb"):
             return
     except OSError as error:

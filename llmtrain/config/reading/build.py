@@ -263,7 +263,8 @@ def _anchored(text: str, keywords: tuple[str, ...], base: str) -> str:
     """A path made absolute from the folder of the file that says it; words and empty text stay."""
     if not base or not text or text in keywords:
         return text
-    return os.path.normpath(FilePath(base, FilePath(text).expanduser()))
+    # Unlike pathlib's it takes a `~` of nobody as a name, which then is not there.
+    return os.path.normpath(FilePath(base, os.path.expanduser(text)))  # noqa: PTH111
 
 
 def _hint(kind: FieldType, node: Node) -> str:
