@@ -9,13 +9,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from llmtrain.config.cluster import SoftwareConfig
+from llmtrain.config.job import resolve
 from llmtrain.config.layout import Layout
 from llmtrain.plan.calibrate import MeasuredStep
+from llmtrain.plan.machine import make_machine
 from llmtrain.plan.memory.activations import layer_activation_bytes
 from llmtrain.plan.memory.model import MemoryModel, stage_parameters
 from llmtrain.plan.model_size import parameter_count
 from llmtrain.plan.timing.layer_time import BlockTimer
 from llmtrain.plan.timing.step_time import step_time
+from llmtrain.plan.workload import make_workload
 from tests.bench.planner_accuracy import reserved
 from tests.support.later_runs import later_runs
 from tests.support.plans import GPT_175B, MEGATRON, a100, gpt, parts, recipe
@@ -188,6 +191,17 @@ def test_the_fullest_stage_is_really_the_fullest():
     for layout in (Layout(pp=4, micro_batch=2), Layout(pp=8), Layout(pp=16), Layout(pp=3, micro_batch=8)):
         needs = [model.stage(layout, stage, 8).total for stage in range(layout.pp)]
         assert model.fullest(layout, 8).total == pytest.approx(max(needs))
+
+
+def test_what_was_asked_before_changes_no_answer():
+    """A search asks for thousands of layouts; recomputation moves layers from the last stage to others."""
+    spec = resolve("llama-8b", "a100-32x8")
+    work, machine = make_workload(spec.recipe), make_machine(spec.cluster)
+    asked = MemoryModel(work, machine)
+    for pp in (2, 4, 6, 8):
+        for recompute in ("none", "full", "none"):
+            layout = Layout(tp=2, pp=pp, micro_batch=1, recompute=recompute)
+            assert asked.fullest(layout, 16) == MemoryModel(work, machine).fullest(layout, 16)
 
 
 def test_gpt_175b_has_its_published_size():

@@ -266,7 +266,7 @@ def test_ranks_that_never_speak() -> None:
         (("stopped",) * 4, (0, 0), "stopped"),
         (("completed",) * 4, (0, 1), None),
         (("completed",) * 4, (0,), None),
-        ((), (0, 0), "completed"),
+        ((), (0, 0), None),
     ],
 )
 def test_ended_well(reasons: tuple[str, ...], codes: tuple[int, ...], expected: str | None) -> None:
@@ -276,6 +276,16 @@ def test_ended_well(reasons: tuple[str, ...], codes: tuple[int, ...], expected: 
     for node, code in enumerate(codes):
         story.script(node, code)
     assert ended_well(story.reports) == expected
+
+
+def test_nobody_finished_though_all_left_in_order() -> None:
+    """Ranks that wait in standby leave with 0 when their time is up: nothing was trained."""
+    story = Story().up()
+    for node in range(2):
+        story.script(node, 0)
+    [finding] = detect(story.state, story.reports, LIMITS, story.now)
+    assert finding.kind == "launcher_failed"
+    assert "no rank said" in finding.message
 
 
 def test_a_predicted_long_step_widens_its_limit_only() -> None:

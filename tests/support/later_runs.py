@@ -1,4 +1,5 @@
-"""Measured runs of sources that the planner's constants were not fitted to (tests/data/later_runs.yaml)."""
+"""Measured runs of later sources (tests/data/later_runs.yaml). The planner's constants were not fitted to
+them, except those of Blackwell accelerators."""
 
 from __future__ import annotations
 
@@ -23,6 +24,8 @@ from llmtrain.config.recipe import BatchConfig, Recipe, TrainConfig
 from llmtrain.plan.calibrate import MeasuredStep
 from tests.support.published import FSDP, NEMO
 
+FITTED_TO = ("b200", "gb200")
+"""Accelerators whose constants these runs were also used for."""
 DATA = Path(__file__).resolve().parents[1] / "data" / "later_runs.yaml"
 LINKS = {
     "h100-sxm": ("nvlink4", "ib-ndr", 400e9),

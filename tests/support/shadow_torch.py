@@ -19,7 +19,8 @@ shutil.copy(Path(__file__).parent / "behaviour.json", run)
 told = Path(__file__).parent / "tell"
 if told.exists():
     found = {{name: os.environ.get(name) for name in told.read_text().split()}}
-    found["/tmp"] = sorted(os.listdir("/tmp"))
+    own = Path(os.environ.get("LLMTRAIN_SCRATCH", "-")).name
+    found["/tmp"] = sorted(set(os.listdir("/tmp")) - {{own}})
     (told.parent / ("told-" + options["node-rank"])).write_text(json.dumps(found))
 words = [run, options["rdzv-id"].rpartition(".")[2], options["node-rank"], options["nproc-per-node"]]
 os.execv(sys.executable, [sys.executable, {stand_in!r}, "launcher", *map(str, words), options["nnodes"]])

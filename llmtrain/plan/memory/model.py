@@ -193,7 +193,7 @@ class MemoryModel:
     def _states(self, layout: Layout, stage: int) -> tuple[float, float, float]:
         """Bytes of parameters, gradients and optimizer."""
         degrees = (layout.tp, layout.pp, layout.vpp, layout.dp, layout.cp, layout.ep)
-        key = (*degrees, layout.zero, layout.sequence_parallel, stage)
+        key = (*degrees, layout.zero, layout.sequence_parallel, layout.recompute == "full", stage)
         found = self._of_states.get(key)
         if found is None:
             found = self._of_states[key] = self._count_states(layout, stage)
@@ -274,7 +274,8 @@ class MemoryModel:
         return buffers * element * hidden / shard
 
     def _stage_weights(self, layout: Layout, stage: int) -> StageParameters:
-        key = (layout.tp, layout.ep, layout.pp, layout.vpp, stage)
+        # Recomputation weighs the head against layers, so it moves the split (`Workload.stage_layers`).
+        key = (layout.tp, layout.ep, layout.pp, layout.vpp, layout.recompute == "full", stage)
         found = self._weights.get(key)
         if found is None:
             found = self._weights[key] = stage_parameters(self._work, layout, stage)

@@ -60,11 +60,13 @@ def detect(state: RunState, reports: Reports, limits: Limits, now: float) -> tup
 
 
 def ended_well(reports: Reports) -> LeavesAs | None:
-    """Why the ranks left when every node script left with 0, else None."""
+    """Why the ranks left when every node script left with 0 and ranks have said so, else None."""
     scripts = [report.script_ended for report in reports.nodes.values()]
     if any(script is None or script.exit_code != 0 for script in scripts):
         return None
     reasons = {payload.reason for payload in reports.finished.values()}
+    if not reasons:
+        return None  # Ranks in standby that gave up waiting leave with 0, too.
     return "stopped" if "stopped" in reasons else "completed"
 
 
@@ -117,6 +119,14 @@ def _last_words(lines: Sequence[str]) -> str:
 
 
 def _launchers(reports: Reports) -> Iterator[Finding]:
+    ended = [report.script_ended_at for report in reports.nodes.values() if report.script_ended]
+    if not reports.finished and ended and len(ended) == len(reports.nodes):
+        yield Finding(
+            kind="launcher_failed",
+            message="all node scripts left, but no rank said that it has finished",
+            at=max(ended),
+            is_echo=True,
+        )
     for report in reports.nodes.values():
         script = report.script_ended
         if script is not None and script.exit_code != 0:
