@@ -21,7 +21,11 @@ class ExitStatus(IntEnum):
 
 QUOTED_CHARACTERS = 200
 """Most that a message quotes of a value; what to type, in a hint, is never cut."""
-_LONG_QUOTE = re.compile(rf"`([^`]{{{QUOTED_CHARACTERS}}})[^`]+`")
+_QUOTE = re.compile(r"`([^`]+)`")
+
+
+def _shortened(quote: re.Match[str]) -> str:
+    return quote[0] if len(quote[1]) <= QUOTED_CHARACTERS else f"`{quote[1][:QUOTED_CHARACTERS]}...`"
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +43,7 @@ class Problem:
 
     def __post_init__(self) -> None:
         if len(self.message) > QUOTED_CHARACTERS:
-            object.__setattr__(self, "message", _LONG_QUOTE.sub(r"`\1...`", self.message))
+            object.__setattr__(self, "message", _QUOTE.sub(_shortened, self.message))
 
     def text(self) -> str:
         """Return the problem as the lines a person reads."""

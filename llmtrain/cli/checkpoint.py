@@ -167,8 +167,8 @@ def _prune(
 ) -> None:
     """Delete all but the K newest whole checkpoints.
 
-    Damaged ones do not count. Reads every byte of those that are kept, so that a whole one is never deleted
-    for a damaged one.
+    Damaged ones do not count. Reads every byte of the K that are kept, so that a whole one is never deleted
+    for a damaged one; what is kept besides is looked at by its size.
     """
     from llmtrain.run.checkpoints import delete, kept_for_ever, retention
 

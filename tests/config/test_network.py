@@ -75,6 +75,7 @@ def test_what_reduces_in_the_switch_is_not_forbidden_to() -> None:
             "NCCL_IB_HCA=mlx5_7 contradicts inter_node.adapters = mlx5_0",
         ),
         (["inter_node.adapters=['mlx5 0;reboot']"], "cluster.inter_node.adapters", "is not the name"),
+        (["software.fused_loss=true"], "cluster.software.fused_loss", "this package's engine does not have"),
         (["inter_node.data_interface='a b'"], "cluster.inter_node.data_interface", "is not the name"),
     ],
 )

@@ -13,6 +13,7 @@ from llmtrain.backends.slurm.setup_lines import unreadable_setup
 from llmtrain.cli import main as cli
 from llmtrain.config import slurm
 from llmtrain.config.job import check
+from llmtrain.errors import Problem
 
 PROFILE = """
 name: bed
@@ -103,6 +104,11 @@ def test_a_long_value_is_not_echoed_whole(tmp_path: Path) -> None:
     file.write_text(f"{PROFILE}    modules: [-{'x' * 1500}]\n")
     [problem] = check("tiny", str(file))
     assert len(problem.text()) < 600 and "...` starts with a dash" in problem.message
+
+
+def test_what_stands_between_two_values_is_told_whole() -> None:
+    said = f"`sbatch` said: {'no ' * 100}; look at `squeue` for more"
+    assert Problem("", said).message == said
 
 
 SETUP = [

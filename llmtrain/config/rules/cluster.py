@@ -153,6 +153,16 @@ def _nearest(name: str, known: list[str]) -> str:
     return f"{suggestion}known: {', '.join(known)}"
 
 
+@rule("software.fused_loss")
+def _own_loss_is_not_fused(profile: ClusterProfile) -> Iterator[Problem]:
+    if profile.software.fused_loss and profile.software.framework == "llmtrain":
+        yield Problem(
+            "software.fused_loss",
+            "`true` promises a kernel that this package's engine does not have",
+            "remove it, or name the `software.framework` that has one",
+        )
+
+
 CLUSTER_RULES: tuple[Rule[ClusterProfile], ...] = (
     _known_accelerator,
     _intra_node_link,
@@ -162,6 +172,7 @@ CLUSTER_RULES: tuple[Rule[ClusterProfile], ...] = (
     _shared_storage_is_absolute,
     _environment_names,
     _metrics_places,
+    _own_loss_is_not_fused,
     *NETWORK_RULES,
     *SSH_RULES,
     *SLURM_RULES,

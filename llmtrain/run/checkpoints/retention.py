@@ -62,8 +62,8 @@ def retention(
     `checksums` by every byte.
 
     Damaged checkpoints do not count, so that never fewer than `keep` whole ones are left where there were as
-    many. With `all_kept`, also those that are kept whatever their state are looked at. Raises as `prune`
-    does.
+    many. With `all_kept`, also those that are kept whatever their state are looked at, by their sizes alone.
+    Raises as `prune` does.
     """
     if keep < 1:
         raise ValueError(f"at least one checkpoint must be kept, not {keep}")
@@ -80,7 +80,7 @@ def retention(
             continue
         kept.append(checkpoint)
         counts = base is None and whole < keep
-        problems = verify(checkpoint.path, checksums=checksums) if counts or all_kept else []
+        problems = verify(checkpoint.path, checksums=checksums and counts) if counts or all_kept else []
         if problems:
             damaged[checkpoint.name] = tuple(problems)
         whole += counts and not problems
