@@ -61,13 +61,15 @@ def detect(state: RunState, reports: Reports, limits: Limits, now: float) -> tup
 
 def ended_well(reports: Reports) -> LeavesAs | None:
     """Why the ranks left when every node script left with 0 and ranks have said so, else None."""
-    scripts = [report.script_ended for report in reports.nodes.values()]
-    if any(script is None or script.exit_code != 0 for script in scripts):
-        return None
     reasons = {payload.reason for payload in reports.finished.values()}
-    if not reasons:
-        return None  # Ranks in standby that gave up waiting leave with 0, too.
+    if not (reasons and _left_in_order(reports)):
+        return None  # Ranks in standby that gave up waiting leave with 0, too, and have not finished.
     return "stopped" if "stopped" in reasons else "completed"
+
+
+def _left_in_order(reports: Reports) -> bool:
+    scripts = [report.script_ended for report in reports.nodes.values()]
+    return bool(scripts) and all(script is not None and script.exit_code == 0 for script in scripts)
 
 
 def _ranks(reports: Reports, now: float) -> Iterator[Finding]:
@@ -119,12 +121,11 @@ def _last_words(lines: Sequence[str]) -> str:
 
 
 def _launchers(reports: Reports) -> Iterator[Finding]:
-    ended = [report.script_ended_at for report in reports.nodes.values() if report.script_ended]
-    if not reports.finished and ended and len(ended) == len(reports.nodes):
+    if _left_in_order(reports) and not reports.finished:
         yield Finding(
             kind="launcher_failed",
-            message="all node scripts left, but no rank said that it has finished",
-            at=max(ended),
+            message="all node scripts left with 0, but no rank said that it has finished",
+            at=max(report.script_ended_at for report in reports.nodes.values()),
             is_echo=True,
         )
     for report in reports.nodes.values():
