@@ -43,12 +43,14 @@ def dump_stacks_on_signal(path: Path) -> None:
 def nothing_collected() -> Iterator[None]:
     """For imports: what they make stays for good, and looking through it for garbage, over and over, is a
     fifth of their time. It is never looked through again."""
+    was_enabled = gc.isenabled()
     gc.disable()
     try:
         yield
     finally:
         gc.freeze()
-        gc.enable()
+        if was_enabled:
+            gc.enable()
 
 
 class StopFlag:

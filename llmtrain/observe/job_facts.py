@@ -53,7 +53,8 @@ def read_job_facts(run: RunDir) -> JobFacts:
     except (OSError, ValueError) as error:
         raise RunError(f"job.json cannot be read: {error}", where=str(run.job_json)) from error
     recipe, cluster = _at(raw, "spec", "recipe"), _at(raw, "spec", "cluster")
-    predicted = _predicted(run)
+    predicted, record = _predicted(run), _read_object(run.record_json)
+    at_launch = len(_names(_at(record, "nodes"))) or _at(cluster, "nodes")
     return JobFacts(
         recipe=_typed(_at(recipe, "name"), str) or "",
         cluster=_typed(_at(cluster, "name"), str) or "",
@@ -63,18 +64,17 @@ def read_job_facts(run: RunDir) -> JobFacts:
         global_batch=_typed(_at(recipe, "batch", "global"), int),
         sequence=_typed(_at(recipe, "model", "sequence"), int),
         created=created,
-        lost_nodes=_lost_nodes(run),
+        lost_nodes=_names(_at(record, "lost_nodes")),
         planned_step_seconds=_number(_at(predicted, "step_seconds")),
         planned_memory_bytes=_number(_at(predicted, "memory_bytes", "total")),
         memory_capacity_bytes=_number(_at(predicted, "memory_bytes", "capacity")),
         gpus_per_node=_typed(_at(cluster, "gpus_per_node"), int),
-        nodes_lost_allowed=_nodes_lost_allowed(recipe, cluster),
+        nodes_lost_allowed=_nodes_lost_allowed(at_launch, _at(recipe, "faults", "node_loss_budget")),
     )
 
 
-def _lost_nodes(run: RunDir) -> tuple[str, ...]:
-    lost = _at(_read_object(run.record_json), "lost_nodes")
-    return tuple(map(str, lost)) if isinstance(lost, list) else ()
+def _names(listed: Any) -> tuple[str, ...]:
+    return tuple(map(str, listed)) if isinstance(listed, list) else ()
 
 
 def _predicted(run: RunDir) -> Any:
@@ -94,9 +94,8 @@ def _read_object(path: Path) -> Any:
         return None
 
 
-def _nodes_lost_allowed(recipe: Any, cluster: Any) -> int | None:
-    """The plan's rule: at least ceil((1 - budget) x nodes) stay."""
-    nodes, budget = _at(cluster, "nodes"), _at(recipe, "faults", "node_loss_budget")
+def _nodes_lost_allowed(nodes: Any, budget: Any) -> int | None:
+    """The plan's rule: of the nodes at launch, ceil((1 - budget) x nodes) stay."""
     if type(nodes) is not int or not isinstance(budget, int | float):
         return None
     return nodes - ceil((1 - budget) * nodes - 1e-9)

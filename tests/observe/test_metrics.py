@@ -13,6 +13,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from llmtrain.cli.main import run as run_command
 from llmtrain.errors import UsageError
 from llmtrain.observe.exporter import Exporter, exposition, serve, write_text_file
+from llmtrain.observe.job_facts import read_job_facts
 from llmtrain.observe.metrics import families
 from tests.support.prometheus import RULES, dashboard_queries, tool
 from tests.support.run_folder import make_run, write_attempt
@@ -55,6 +56,17 @@ def test_values_of_a_restarted_run(tell) -> None:
     assert found["llmtrain_rank_memory_bytes", "7", run] == 2**30
     assert found["llmtrain_node_last_seen_timestamp_seconds", "localhost", run] == pytest.approx(START + 30)
     assert ("llmtrain_exit_status", run) not in found
+
+
+def test_nodes_that_may_be_lost_are_a_share_of_those_at_launch(tell) -> None:
+    """Which may be fewer than the profile has, when the layout needs fewer."""
+    run = tell("restarted").run
+    job = json.loads(run.job_json.read_text())
+    job["spec"] = {"recipe": {"faults": {"node_loss_budget": 0.4}}, "cluster": {"nodes": 8}}
+    run.job_json.write_text(json.dumps(job))
+    assert read_job_facts(run).nodes_lost_allowed == 3
+    run.record_json.write_text(json.dumps({"nodes": list("abcde")}))
+    assert read_job_facts(run).nodes_lost_allowed == 2
 
 
 def test_every_story_is_valid_and_in_base_units(story) -> None:

@@ -1,9 +1,9 @@
 """Published runs as (workload, machine, layout, measurement): every row through what a user's profile could
 state.
 
-The traits of each group below are statements about its software and its network, taken from the group's
-source; no row
-has constants of its own.
+The traits of each group below are statements about its software and its network, read in the group's source
+or, where it is silent, inferred: a fused loss of torchtitan's H200 rows from their date, full recomputation
+of dgxc rows that would not fit by far without. No row has a constant fitted to it.
 """
 
 from __future__ import annotations

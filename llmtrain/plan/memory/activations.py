@@ -151,11 +151,11 @@ def _layer_bytes(work: Workload, layout: Layout, machine: Machine, stage: int) -
         total += _whole_gradients(work, layout, machine, stage) if own else layer * gradient
     if layout.recompute == "full":
         total += layer_activation_bytes(work, layout, machine, "none")
-    if layout.recompute == "selective" and machine.software.attention == "unfused":
-        total += score_bytes(work, layout, machine)
     if layout.recompute == "selective" and machine.software.selective_recompute != "attention":
         whole = layer_activation_bytes(work, layout, machine, "none")
         total += max(0.0, whole - layer_activation_bytes(work, layout, machine, "selective"))
+    elif layout.recompute == "selective" and machine.software.attention == "unfused":
+        total += score_bytes(work, layout, machine)
     return total
 
 
