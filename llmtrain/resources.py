@@ -6,6 +6,7 @@ so that a folder of the same name in the working directory never gets in the way
 
 from __future__ import annotations
 
+import os
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Literal
@@ -42,7 +43,7 @@ def find(kind: Kind, reference: str) -> Path:
     if kind == "templates":
         return _find_template(reference)
     if "/" in reference or reference.endswith(_SUFFIXES):
-        return Path(reference).expanduser()
+        return user_path(reference)
     for path in shipped(kind):
         if path.stem == reference:
             return path
@@ -86,3 +87,9 @@ def _find_template(name: str) -> Path:
     raise ConfigError(
         [Problem(where="", message=f"no template is called `{name}`", hint=f"shipped: {known}")]
     )
+
+
+def user_path(text: str | Path) -> Path:
+    """A path as a person types it. `~nobody/x` stays as it is, to be told as missing: `Path.expanduser` would
+    raise RuntimeError."""
+    return Path(os.path.expanduser(text))  # noqa: PTH111

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -10,6 +11,7 @@ import typer
 from llmtrain.cli import console
 from llmtrain.cli.options import Json, Overrides
 from llmtrain.cli.profile_lines import profile_lines
+from llmtrain.resources import user_path
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -78,7 +80,7 @@ def _whole_cluster(
         options = [word for text in overrides for word in ("--set", text)]
         options += [*(["--runs", str(runs)] if runs else []), *(["--quick"] if quick else [])]
         _refuse_outside(cluster, profile, [*options, *(["--json"] if as_json else [])])
-    folder = (runs or Path(profile.storage.path)).expanduser().absolute()
+    folder = user_path(runs or profile.storage.path).absolute()
     console.say(f"looking at {profile.nodes} nodes" + ("" if quick else "; a minute or two for all pairs"))
     with profile_lines(cluster, [f"cluster.{text.removeprefix('cluster.')}" for text in overrides]):
         diagnosis = diagnose_cluster(profile, load_backend(profile), folder, quick=quick)
@@ -95,7 +97,6 @@ def _whole_cluster(
 
 def _refuse_outside(named: str, profile: ClusterProfile, options: Sequence[str]) -> None:
     """Raise UsageError outside of a SLURM job, with the command that looks at nodes inside of one."""
-    import os
     import shlex
 
     from llmtrain.config.slurm import slurm_config

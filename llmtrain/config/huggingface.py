@@ -14,6 +14,7 @@ from typing import Any
 from llmtrain.config.reading.document import display_name
 from llmtrain.config.reading.nodes import Scalar, Table, from_plain, merge, printable, shown
 from llmtrain.errors import Problem
+from llmtrain.resources import user_path
 
 FROM = "from"
 """Key inside `model` that names the folder or its `config.json`."""
@@ -36,7 +37,7 @@ def expand_from(model: Table) -> tuple[Table, list[Problem]]:
                 where, f"model.from must be a path, not {shown(source)}", "e.g. `from: my-model/config.json`"
             )
         ]
-    path = Path(source.base, Path(source.value).expanduser())
+    path = Path(source.base, user_path(source.value))
     path = path / "config.json" if path.is_dir() else path
     content, problem = _read(path, source)
     if content is None:

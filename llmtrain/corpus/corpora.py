@@ -15,6 +15,7 @@ from llmtrain.corpus.prepared import PreparedCorpus, is_prepared, open_prepared
 from llmtrain.corpus.progress import Progress, Report
 from llmtrain.corpus.samples import DocumentWindows, Samples, Windows, seed_of
 from llmtrain.errors import LlmtrainError, Problem, UsageError
+from llmtrain.resources import user_path
 from llmtrain.run.data_file import CorpusPlace, DataFile
 
 
@@ -60,7 +61,7 @@ def check_fits(corpus: PreparedCorpus, recipe: Recipe) -> None:
 def unfit_corpora(recipe: Recipe) -> Iterator[Problem]:
     """Prepared folders that `data` names and a training would refuse; places are dotted fields."""
     for field, name in recipe.data.corpora():
-        folder = Path(name).expanduser()
+        folder = user_path(name)
         if not is_prepared(folder):
             continue
         try:

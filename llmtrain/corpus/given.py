@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 
 from llmtrain.config.data import DataConfig
 from llmtrain.errors import Problem
+from llmtrain.resources import user_path
 
 
 def missing_files(data: DataConfig) -> Iterator[Problem]:
@@ -28,8 +28,6 @@ def _is_prefix(corpus: str) -> bool:
 
 def _exists(path: str) -> bool:
     try:
-        return Path(path).expanduser().exists()
-    except RuntimeError:  # `~nobody`
-        return False
+        return user_path(path).exists()
     except OSError:  # It may be there; who opens it says what is wrong.
         return True

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from llmtrain.corpus.prepared import TokenizerInfo
 from llmtrain.errors import UsageError
+from llmtrain.resources import user_path
 
 SEPARATOR_NAMES = (
     "<|endoftext|>",
@@ -87,7 +88,7 @@ def load_tokenizer(reference: str) -> Tokenizer:
     """
     if reference == "bytes":
         return ByteTokenizer()
-    path = Path(reference).expanduser()
+    path = user_path(reference)
     return HuggingFaceTokenizer(path / "tokenizer.json" if path.is_dir() else path)
 
 

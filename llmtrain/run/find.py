@@ -6,6 +6,7 @@ import difflib
 from pathlib import Path
 
 from llmtrain.errors import UsageError
+from llmtrain.resources import user_path
 from llmtrain.run.layout import RunDir
 
 MOST_NAMES = 5
@@ -32,7 +33,7 @@ def find_run(reference: str, storage: str | Path = "runs") -> RunDir:
 
     Raises UsageError (exit 2), which names the nearest runs, when there is none or more than one.
     """
-    path = Path(reference).expanduser()
+    path = user_path(reference)
     named_by_path = "/" in reference or reference in (".", "..")
     candidates = (path,) if named_by_path else (Path(storage) / reference, path)
     for candidate in candidates:

@@ -13,6 +13,7 @@ from llmtrain.errors import RunError, UsageError
 from llmtrain.plan.document import plan_document
 from llmtrain.plan.plan import Plan
 from llmtrain.render.scripts import RenderedJob, render
+from llmtrain.resources import user_path
 from llmtrain.run.atomic import write_atomic
 from llmtrain.run.job_file import JobFile
 from llmtrain.run.layout import RunDir
@@ -35,8 +36,8 @@ def run_dir_for(recipe: str, storage: str, given: Path | None) -> RunDir:
     """
     if given is None:
         name = new_run_id(recipe, now=time.time(), random=os.urandom(2))
-        return RunDir(Path(storage).expanduser().absolute() / name)
-    path = Path(os.path.normpath(given.expanduser().absolute()))
+        return RunDir(user_path(storage).absolute() / name)
+    path = Path(os.path.normpath(user_path(given).absolute()))
     run = RunDir(path)
     if run.job_json.exists():
         hint = f"go on with it by `llmtrain resume {run.argument}`, or choose another --run-dir"

@@ -106,6 +106,13 @@ def test_bytes_that_are_not_utf8_are_replaced_and_counted(tmp_path):
     assert corpus.manifest.undecodable_files == 1
 
 
+def test_halves_of_surrogate_pairs_are_replaced_and_counted(tmp_path):
+    lines = [r'{"text": "a\ud800b"}', r'{"text": "\u00e9 \ud83d\ude00"}']
+    corpus = prepare_folder([line(tmp_path, "\n".join(lines))], tmp_path / "out", validation_fraction=0)
+    assert texts(corpus, "train")[-1] == "\u00e9 \U0001f600"
+    assert corpus.manifest.undecodable_files == 1
+
+
 def test_a_hugging_face_tokenizer(tmp_path, jsonl, tokenizer_json):
     from tokenizers import Tokenizer
 
@@ -259,7 +266,10 @@ def bad_tokenizer(tmp_path, content, name="tokenizer.json"):
             "l.jsonl:2: line has no field 'text'",
         ),
         (lambda p: ([line(p, '{"text": "a"}\n{"te')], "bytes", 0.01), "l.jsonl:2: line is not a JSON object"),
-        (lambda p: ([line(p, "[1]\n")], "bytes", 0.01), "l.jsonl:1: line is not a JSON object"),
+        (lambda p: ([line(p, "[1]\n")], "bytes", 0.01), "l.jsonl:1: line is not a JSON object, but a value"),
+        (lambda p: ([line(p, "[" * 9999)], "bytes", 0.01), "l.jsonl:1: line is not a JSON object"),
+        (lambda p: ([""], "bytes", 0.01), "a source has no name"),
+        (lambda p: (["~nobody-here/x.txt"], "bytes", 0.01), "no such file or folder"),
         (
             lambda p: ([line(p, '\n\n{"text": 5}\n')], "bytes", 0.01),
             "l.jsonl:3: field 'text' is not a text but int",

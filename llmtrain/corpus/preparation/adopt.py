@@ -26,6 +26,7 @@ from llmtrain.corpus.progress import Progress, Report
 from llmtrain.corpus.token_file import TokenFile, read_head, token_paths
 from llmtrain.corpus.tokenizer import load_tokenizer
 from llmtrain.errors import CorpusError, UsageError
+from llmtrain.resources import user_path
 from llmtrain.run.atomic import sync_folder, write_json
 
 CHUNK = 1 << 22
@@ -34,7 +35,10 @@ CHUNK = 1 << 22
 
 def is_indexed(source: str) -> bool:
     """Whether a source is the prefix (or either file) of an indexed corpus."""
-    data, index = token_paths(Path(source).expanduser())
+    path = user_path(source)
+    if not path.name:
+        return False
+    data, index = token_paths(path)
     return data.is_file() and index.is_file()
 
 
@@ -117,7 +121,7 @@ class Adoption:
 def adoption(source: str, tokenizer_name: str, validation_fraction: float) -> Adoption:
     """Describe what is to be adopted; raises UsageError for a wrong tokenizer, CorpusError for a torn
     index."""
-    data, index = token_paths(Path(source).expanduser().resolve())
+    data, index = token_paths(user_path(source).resolve())
     read_head(index)
     return Adoption(data.with_suffix(""), load_tokenizer(tokenizer_name).info, validation_fraction)
 

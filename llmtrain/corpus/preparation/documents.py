@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import codecs
 import json
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import BinaryIO
@@ -20,6 +21,7 @@ LONGEST_LINE = 1 << 30
 """A jsonl line beyond this many bytes is taken for damage."""
 EVERYTHING = 1 << 62
 """Size of a compressed input before it was read."""
+_HALF_A_PAIR = re.compile("[\ud800-\udfff]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +66,9 @@ def _jsonl(stream: BinaryIO, part: FileRange, start: int, end: int) -> Iterator[
     while position < end and (line := stream.readline(LONGEST_LINE)):
         number += 1
         if line.strip():
-            yield Section(_field(line, part, start, number), True)
+            text = _field(line, part, start, number)
+            # Halves of a surrogate pair, which no bytes stand for, come as escapes alone.
+            yield Section(text, True, b"\\u" in line and _HALF_A_PAIR.search(text) is not None)
         position += len(line)
 
 
@@ -74,12 +78,25 @@ def _field(line: bytes, part: FileRange, start: int, number: int) -> str:
         value = json.loads(line)[FIELD]
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         where = f"{part.file.path}:{number + _lines_before(part, start)}"
-        fault = f"has no field {FIELD!r}" if isinstance(error, KeyError) else f"is not a JSON object: {error}"
-        raise UsageError(f"line {fault}", where=where) from error
+        raise UsageError(f"line {_fault(error)}", where=where) from error
     if not isinstance(value, str):
         where = f"{part.file.path}:{number + _lines_before(part, start)}"
         raise UsageError(f"field {FIELD!r} is not a text but {type(value).__name__}", where=where)
     return value
+
+
+def _fault(error: Exception) -> str:
+    match error:
+        case KeyError():
+            return f"has no field {FIELD!r}"
+        case json.JSONDecodeError():
+            return f"is not a JSON object: {error.msg} (character {error.pos + 1})"
+        case TypeError():
+            return "is not a JSON object, but a value of another kind"
+        case RecursionError():
+            return "is not a JSON object of a text: it is nested too deeply"
+        case _:
+            return f"is not a JSON object: {error}"
 
 
 def _lines_before(part: FileRange, start: int) -> int:

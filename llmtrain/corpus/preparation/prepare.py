@@ -21,6 +21,7 @@ from llmtrain.corpus.prepared import PreparedCorpus, is_prepared, open_prepared
 from llmtrain.corpus.progress import Progress, Report
 from llmtrain.corpus.tokenizer import load_tokenizer
 from llmtrain.errors import CorpusError, UsageError
+from llmtrain.resources import user_path
 
 POLL = 0.2
 """Seconds between two looks at a lock that another process holds."""
@@ -49,7 +50,7 @@ def prepare(
     Raises UsageError for a wrong source or tokenizer, CorpusError when it cannot be made or what is there is
     damaged.
     """
-    given = Path(data.corpus).expanduser()
+    given = user_path(data.corpus)
     if is_prepared(given):
         return _given(given, data)
     report = progress or _silent

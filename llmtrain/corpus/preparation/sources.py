@@ -12,6 +12,7 @@ from pathlib import Path
 
 from llmtrain.corpus.prepared import SourceInfo, file_sha256
 from llmtrain.errors import UsageError
+from llmtrain.resources import user_path
 
 STANDARD_LIBRARY = "python-stdlib"
 NOT_LIBRARY = frozenset({"site-packages", "dist-packages", "test", "tests", "idle_test", "__pycache__"})
@@ -65,7 +66,9 @@ def find_files(source: str) -> list[SourceFile]:
     """All files of a source in the order of their names; raises UsageError when there is none."""
     if source == STANDARD_LIBRARY:
         return _standard_library()
-    path = Path(source).expanduser()
+    if not source:
+        raise UsageError("a source has no name", hint="name a file or a folder; `.` is this one")
+    path = user_path(source)  # An unknown `~user` stays as it is, and is told as missing.
     if path.is_dir():
         names = sorted(_walk(path, lambda name: bool(_kind(name)[0])))
         if not names:
