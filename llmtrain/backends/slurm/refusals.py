@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import re
+import shlex
 import stat
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from llmtrain.errors import ConfigError, ExitStatus, LlmtrainError, Problem, RunError
+from llmtrain.transport.parallel import in_parallel
 
 PLACE = "backend.slurm"
 
@@ -38,6 +41,16 @@ class SlurmUnconfiguredError(SlurmError):
     """The commands of SLURM cannot read what tells them of the cluster; no further try changes that."""
 
     exit_status = ExitStatus.USAGE
+
+
+class SlurmDiskAwayError(SlurmUnconfiguredError):
+    """What tells of the cluster lies on a disk that does not answer: the commands of SLURM would hang."""
+
+    exit_status = ExitStatus.FAILED
+
+
+LOOK_SECONDS = 10.0
+"""For a file system to say whether a file can be read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,20 +223,30 @@ def no_answer(said: str) -> SlurmError:
     return kind(said, hint=hint)
 
 
-def refuse_unreadable(named: str) -> None:
+def refuse_unreadable(named: str, seconds: float = LOOK_SECONDS) -> None:
     """Raise SlurmUnconfiguredError when the file that SLURM_CONF names cannot be read: SLURM's own commands
-    would wait for a minute that it appears."""
+    would wait for a minute that it appears. Raises SlurmDiskAwayError when that is not known in time: a
+    network file system whose server is gone keeps everybody waiting for ever."""
+    where = "SLURM_CONF"
     try:
-        # Opening a pipe, or some devices, waits for somebody at the other end.
-        if not stat.S_ISREG(Path(named).stat().st_mode):
-            raise OSError("it is no regular file")
-        with Path(named).open("rb"):
-            return
+        _, late = in_parallel({where: partial(_open_once, Path(named))}, seconds=seconds)
     except OSError as error:
         why = (error.strerror or str(error)).lower()
         hint = "name the cluster's slurm.conf, or `unset SLURM_CONF`: usually it is /etc/slurm/slurm.conf"
         message = f"`{named}` cannot be read: {why}"
-        raise SlurmUnconfiguredError(message, where="SLURM_CONF", hint=hint) from error
+        raise SlurmUnconfiguredError(message, where=where, hint=hint) from error
+    if late:
+        message = f"`{named}` cannot be read: its file system has not answered for {seconds:g} s"
+        hint = f"is its server up? `df {shlex.quote(str(Path(named).parent))}` hangs as long as it is not"
+        raise SlurmDiskAwayError(message, where=where, hint=hint)
+
+
+def _open_once(file: Path) -> None:
+    # Opening a pipe, or some devices, waits for somebody at the other end.
+    if not stat.S_ISREG(file.stat().st_mode):
+        raise OSError("it is no regular file")
+    with file.open("rb"):
+        return
 
 
 def _unconfigured(message: str) -> SlurmUnconfiguredError:
