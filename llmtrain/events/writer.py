@@ -1,16 +1,15 @@
 """Append events to a JSONL file without ever slowing or stopping the writer's own work.
 
-`emit` puts the event into a bounded queue; a thread encodes and writes it, one `write` call a line on a
-descriptor opened for appending, so that lines of several processes never mix. While the disk takes none (it
-is full, its server is away) the queue waits for it: events are the ledger of what was trained on. What does
-not fit is counted and reported by an `events_dropped` event as soon as one can be written again.
+`emit` puts the event into a bounded queue; a thread encodes and writes it, so that lines of several processes
+never mix. While the disk takes none (it is full, its server is away) the queue waits for it: events are the
+ledger of what was trained on. What does not fit is counted and reported by an `events_dropped` event as soon
+as one can be written again.
 """
 
 from __future__ import annotations
 
 import atexit
 import errno
-import os
 import threading
 import time
 from collections import deque
@@ -19,13 +18,14 @@ from pathlib import Path
 from types import TracebackType
 
 from llmtrain.events.event import LINE_LIMIT, Event, encode_line
+from llmtrain.events.line_file import LineFile
 from llmtrain.events.schema import EventsDropped, Payload
 
 QUEUE_CAPACITY = 4096
 CLOSE_SECONDS = 5.0
 RETRY_SECONDS = 0.5
 """Between two tries to write an event that the disk did not take."""
-HOPELESS = (errno.EBADF, errno.EINVAL)
+HOPELESS = (errno.EINVAL,)
 """Errors of a write that no waiting mends."""
 
 
@@ -62,8 +62,7 @@ class EventWriter:
         """When a closed writer does not wait for the disk any more; monotonic."""
         self.dropped = 0
         path.parent.mkdir(parents=True, exist_ok=True)
-        self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
-        self._torn = not _ends_with_newline(path)
+        self._file = LineFile(path)
         self._thread = threading.Thread(target=self._drain, name="event-writer", daemon=True)
         self._thread.start()
         atexit.register(self.close)
@@ -135,7 +134,7 @@ class EventWriter:
                 self._report_dropped()
                 self._write_patiently(event)
         self._report_dropped()
-        os.close(self._file)
+        self._file.close()
 
     def _report_dropped(self) -> None:
         """Say how many events are missing, once one can be written again."""
@@ -167,22 +166,7 @@ class EventWriter:
             line = encode_line(event)
             if len(line) > LINE_LIMIT:
                 raise ValueError(f"an event of {len(line)} bytes is longer than {LINE_LIMIT}")
-            written = os.write(self._file, b"\n" + line if self._torn else line)
+            self._file.append(line)
         except (OSError, ValueError, TypeError) as error:
             return error
-        if written == len(line) + self._torn:
-            self._torn = False
-            return None
-        # A nearly full disk takes a part of the line: the next one must start on a line of its own.
-        self._torn = self._torn or written > 0
-        return OSError(errno.ENOSPC, f"the disk took {written} of {len(line)} bytes")
-
-
-def _ends_with_newline(path: Path) -> bool:
-    """Whether a new line may start at the end of the file; an earlier writer may have died inside a line."""
-    with path.open("rb") as file:
-        size = file.seek(0, os.SEEK_END)
-        if not size:
-            return True
-        file.seek(-1, os.SEEK_END)
-        return file.read(1) == b"\n"
+        return None

@@ -1,5 +1,6 @@
 """The writer on a real disk: nothing lost in order, nothing blocked when the disk or the queue is full."""
 
+import errno
 import multiprocessing
 import os
 import signal
@@ -132,6 +133,113 @@ print(int(time.monotonic() - began), out.dropped)
 """
     seconds, dropped = map(int, on_full_disk(tmp_path / "rank.jsonl", code))
     assert seconds < 10 and 40 < dropped < 50
+
+
+class Server:
+    """A file server: what was opened before it came back is stale, and it may have lost the end of a file."""
+
+    def __init__(self, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.path, self.is_away, self.stale = path, False, set[int]()
+        self.real_write, self.real_open = os.write, os.open
+        monkeypatch.setattr(os, "write", self.write)
+        monkeypatch.setattr(os, "open", self.open)
+
+    def write(self, file: int, line: bytes) -> int:
+        if file in self.stale:
+            raise OSError(errno.ESTALE, "Stale file handle")
+        return self.real_write(file, line)
+
+    def open(self, path: str | Path, *rest: int) -> int:
+        if self.is_away and Path(path) == self.path:
+            raise OSError(errno.ESTALE, "Stale file handle")
+        file = self.real_open(path, *rest)
+        self.stale.discard(file)
+        return file
+
+    def crash(self, descriptor: int, lost: slice = slice(0, 0)) -> None:
+        """Leave, and come back later without some bytes; a part of the file is a hole if more follows."""
+        self.is_away = True
+        self.stale.add(descriptor)
+        data = bytearray(self.path.read_bytes())
+        begin, end, _ = lost.indices(len(data))
+        data[begin:end] = bytes(end - begin) if end < len(data) else b""
+        self.path.unlink()
+        self.path.write_bytes(data)
+
+
+@pytest.mark.parametrize(
+    "lost", [slice(0, 0), slice(-300, None), slice(-1, None), slice(-900, -500), slice(0, None)]
+)
+def test_a_file_server_that_comes_back_costs_no_event_and_doubles_none(tmp_path, monkeypatch, lost) -> None:
+    path = tmp_path / "rank.jsonl"
+    server = Server(path, monkeypatch)
+    monkeypatch.setattr("llmtrain.events.writer.RETRY_SECONDS", 0.02)
+    with writer(path) as out:
+        for round_ in range(2):
+            for index in range(20):
+                out.emit(Notice(message=f"{20 * round_ + index}"))
+            assert out.flush(10)
+            server.crash(out._file._file, lost)
+            out.emit(Notice(message="while away"))
+            assert not out.flush(0.1)
+            server.is_away = False
+            assert out.flush(10)
+        assert not out.dropped
+    found = [event.seq for event in read_events(path)]
+    assert sorted(found) == list(range(42))
+    assert all(found[index] < found[index + 1] for index in range(41)) or lost.stop == -500
+
+
+def test_a_line_that_was_taken_though_the_disk_said_no_is_not_doubled(tmp_path, monkeypatch) -> None:
+    path = tmp_path / "rank.jsonl"
+    real, failures = os.write, iter([True, False, True, True])
+
+    def write(file: int, line: bytes) -> int:
+        written = real(file, line)
+        if next(failures, False):
+            raise OSError(errno.EIO, "an earlier line was lost")
+        return written
+
+    monkeypatch.setattr(os, "write", write)
+    monkeypatch.setattr("llmtrain.events.writer.RETRY_SECONDS", 0.02)
+    with writer(path) as out:
+        for _ in range(5):
+            out.emit(Notice(message="once"))
+    assert [event.seq for event in read_events(path)] == list(range(5))
+
+
+def test_a_loss_that_shows_when_the_file_is_closed_is_made_up_for(tmp_path, monkeypatch) -> None:
+    path = tmp_path / "rank.jsonl"
+    out, real = writer(path), os.close
+    out.emit(Notice(message="last"))
+    assert out.flush()
+    descriptor = out._file._file
+
+    def close(file: int) -> None:
+        real(file)
+        if file == descriptor:
+            monkeypatch.setattr(os, "close", real)
+            os.truncate(path, 0)
+            raise OSError(errno.EDQUOT, "Disk quota exceeded")
+
+    monkeypatch.setattr(os, "close", close)
+    assert out.close()
+    assert [event.payload.message for event in read_events(path)] == ["last"]
+
+
+def test_only_the_end_of_a_file_is_remembered_and_read_again(tmp_path, monkeypatch) -> None:
+    path = tmp_path / "rank.jsonl"
+    monkeypatch.setattr("llmtrain.events.line_file.REMEMBERED_BYTES", 1000)
+    out = writer(path)
+    for index in range(100):
+        out.emit(Notice(message=f"{index:04d}"))
+    assert out.flush()
+    begin = out._file._recent[0][0]
+    assert 0 < path.stat().st_size - begin <= 1000
+    os.close(out._file._file)  # by somebody else
+    out.emit(Notice(message="0100"))
+    assert out.close()
+    assert [event.seq for event in read_events(path)] == list(range(101))
 
 
 def test_torn_last_line_of_an_earlier_writer_is_closed_first(tmp_path) -> None:
