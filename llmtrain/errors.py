@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -104,3 +105,30 @@ class CheckpointError(LlmtrainError):
 
 class CorpusError(LlmtrainError):
     """A prepared corpus is missing, torn, damaged or not the one that a run was started with."""
+
+
+class InputError(CorpusError):
+    """A file that was named is torn, unreadable or not of its kind: only another file changes that."""
+
+    exit_status = ExitStatus.USAGE
+
+
+_MISNAMED = frozenset(
+    {
+        errno.EACCES,
+        errno.EEXIST,
+        errno.EISDIR,
+        errno.ELOOP,
+        errno.ENAMETOOLONG,
+        errno.ENOENT,
+        errno.ENOTDIR,
+        errno.ENOTEMPTY,
+        errno.EPERM,
+        errno.EROFS,
+    }
+)
+
+
+def is_misnamed(error: OSError) -> bool:
+    """Whether the path that somebody named is to blame (exit code 2), not the disk that it lies on (1)."""
+    return error.errno in _MISNAMED

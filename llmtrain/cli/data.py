@@ -13,7 +13,7 @@ from llmtrain.cli import console
 from llmtrain.cli.options import Json
 from llmtrain.cli.progress import reporter
 from llmtrain.cli.subcommands.audit import audit_run
-from llmtrain.errors import Problem, UsageError
+from llmtrain.errors import InputError, Problem, UsageError
 
 if TYPE_CHECKING:
     from llmtrain.corpus.prepared import PreparedCorpus
@@ -71,7 +71,7 @@ def _prepare(
         workers=workers,
         progress=reporter(),
     )
-    problems = _empty_splits(corpus, validation)
+    problems = [*_plain_texts(sources), *_empty_splits(corpus, validation)]
     _print(corpus, problems, as_json=as_json)
     console.say_problems(problems, word="warning")
     tokens = corpus.train.tokens + corpus.validation.tokens
@@ -121,8 +121,11 @@ def _show(
     as_json: Json = False,
 ) -> None:
     """Show what a prepared corpus holds and where it comes from."""
-    from llmtrain.corpus.prepared import open_prepared
+    from llmtrain.corpus.prepared import MANIFEST, is_prepared, open_prepared
 
+    if not is_prepared(folder):
+        hint = "run `llmtrain data prepare`"
+        raise InputError("missing: this is not a prepared corpus", where=str(folder / MANIFEST), hint=hint)
     corpus = open_prepared(folder)
     if verify:
         corpus.verify()
@@ -144,6 +147,19 @@ def _empty_splits(corpus: PreparedCorpus, fraction: float) -> list[Problem]:
         hint = "give a larger --validation-fraction, or set data.validation_every to 0 in the recipe"
         found.append(Problem("validation", message, hint))
     return found
+
+
+def _plain_texts(sources: Sequence[str]) -> list[Problem]:
+    """Files with a suffix that says nothing to us, which may hold fields or bytes of some other format."""
+    from llmtrain.corpus.preparation.adopt import is_indexed
+    from llmtrain.corpus.preparation.sources import taken_for_text
+
+    hint = "for documents in fields give jsonl (a field `text` in every line) or parquet (a column `text`)"
+    return [
+        Problem(source, f"read as plain text, for `{suffix}` is no suffix of a known format", hint)
+        for source in sources
+        if not is_indexed(source) and (suffix := taken_for_text(source))
+    ]
 
 
 def _print(corpus: PreparedCorpus, problems: Sequence[Problem] | None = None, *, as_json: bool) -> None:

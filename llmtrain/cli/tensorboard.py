@@ -31,7 +31,7 @@ def _tensorboard(
 
     All attempts are one run there; steps that were done again are told once.
     """
-    from llmtrain.errors import UsageError
+    from llmtrain.cli.output import unwritable
     from llmtrain.observe.run_reader import RunReader
     from llmtrain.observe.trackers.tensorboard import file_head, records
     from llmtrain.run.find import find_run
@@ -50,7 +50,7 @@ def _tensorboard(
                     break
                 time.sleep(POLL_SECONDS)
     except OSError as error:
-        raise UsageError(f"cannot write {path}: {error.strerror}", where="--out") from error
+        raise unwritable(path, error, option="--out") from error
     except KeyboardInterrupt:
         raise typer.Exit(0) from None
     console.say(f"wrote {path}; look: tensorboard --logdir {out}")

@@ -36,6 +36,7 @@ def _wandb(
 
     All attempts are one run there; steps that were done again are told once.
     """
+    from llmtrain.cli.output import unwritable
     from llmtrain.errors import UsageError
     from llmtrain.run.find import find_run
 
@@ -46,7 +47,7 @@ def _wandb(
         hint = "pip install 'llmtrain[wandb]'"
         raise UsageError(f"Weights & Biases is not installed: {error}", where="wandb", hint=hint) from error
     except OSError as error:
-        raise UsageError(f"cannot write below {out}: {error.strerror or error}", where="--out") from error
+        raise unwritable(out / "wandb", error, option="--out") from error
     except KeyboardInterrupt:
         raise typer.Exit(0) from None
     if as_json:

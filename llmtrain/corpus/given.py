@@ -8,14 +8,19 @@ from llmtrain.config.data import DataConfig
 from llmtrain.errors import Problem
 from llmtrain.resources import user_path
 
+GIVEN = (
+    "a corpus is `python-stdlib`, a text, jsonl or parquet file, a folder of such, a Megatron-LM prefix "
+    "(PREFIX of PREFIX.bin and PREFIX.idx), or as data.corpus of a recipe a prepared folder"
+)
+"""What can be given, for who gave something else."""
+
 
 def missing_files(data: DataConfig) -> Iterator[Problem]:
     """Corpus and tokenizer that are not on this machine; places are dotted fields."""
     tokenizer = data.tokenizer
     for field, corpus in data.corpora():
         if corpus != "python-stdlib" and not _exists(corpus) and not _is_prefix(corpus):
-            hint = "a corpus is `python-stdlib`, a text or jsonl file, a folder, or a prepared corpus"
-            yield Problem(field, f"no such file or folder: {corpus}", hint)
+            yield Problem(field, f"no such file or folder: {corpus}", GIVEN)
     if tokenizer != "bytes" and not _exists(tokenizer):
         hint = "a tokenizer is `bytes`, a Hugging Face tokenizer.json, or a folder with one"
         yield Problem("data.tokenizer", f"no such file or folder: {tokenizer}", hint)

@@ -8,7 +8,7 @@ import os
 
 import pytest
 
-from llmtrain.errors import CheckpointError
+from llmtrain.errors import CheckpointError, UsageError
 from llmtrain.run.checkpoints import (
     CheckpointInfo,
     begin_save,
@@ -43,7 +43,7 @@ def test_newest_first_and_only_committed_ones(make_checkpoint, tmp_path):
     assert read_pointer(root) == "step-00000005", "committed last"
     assert resolve_step(root, None).step == 100
     assert resolve_step(root, 10).name == "step-00000010"
-    with pytest.raises(CheckpointError) as raised:
+    with pytest.raises(UsageError) as raised:
         resolve_step(root, 11)
     assert raised.value.problems[0].hint == "steps saved: 100, 10, 5"
 

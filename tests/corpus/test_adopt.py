@@ -13,7 +13,7 @@ from llmtrain.cli.main import run
 from llmtrain.config.data import DataConfig
 from llmtrain.corpus.preparation.prepare import prepare, prepare_folder
 from llmtrain.corpus.prepared import open_prepared
-from llmtrain.errors import CorpusError, UsageError
+from llmtrain.errors import CorpusError, InputError, UsageError
 from tests.corpus.test_token_file import write_megatron
 
 
@@ -61,13 +61,13 @@ def test_a_token_beyond_the_vocabulary_is_found_before_training(tmp_path):
 
 def test_negative_tokens_are_damage(tmp_path):
     prefix = write_megatron(tmp_path / "text", [[[1, 2, -3]]], "<i4", 4)
-    with pytest.raises(CorpusError, match="holds the negative token id -3"):
+    with pytest.raises(InputError, match="holds the negative token id -3"):
         prepare(DataConfig(corpus=str(prefix)), tmp_path / "storage")
 
 
 def test_a_torn_corpus_is_named(tmp_path, corpus_of_another):
     os.truncate(corpus_of_another.with_suffix(".bin"), 1000)
-    with pytest.raises(CorpusError, match="has 1000 bytes, its index says 2000"):
+    with pytest.raises(InputError, match="has 1000 bytes, its index says 2000"):
         prepare(DataConfig(corpus=str(corpus_of_another)), tmp_path / "storage")
 
 

@@ -62,7 +62,7 @@ def test_damage_is_found(tmp_path, jsonl, capsys):
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [
-        (["show", "nothing"], 1, "this is not a prepared corpus\n  hint: run `llmtrain data prepare`"),
+        (["show", "nothing"], 2, "this is not a prepared corpus\n  hint: run `llmtrain data prepare`"),
         (["prepare", "nothing", "--out", "x"], 2, "nothing: no such file or folder"),
         (["prepare", "--out", "x"], 2, "missing argument 'SOURCE...'"),
         (["prepare", "python-stdlib"], 2, "missing option '--out'"),
@@ -73,13 +73,32 @@ def test_damage_is_found(tmp_path, jsonl, capsys):
             2,
             "at least 0 and below 1",
         ),
+        (["prepare", "torn.parquet", "--out", "x"], 2, "torn.parquet: is not a whole parquet file"),
+        (["prepare", "torn.jsonl.gz", "--out", "x"], 2, "torn.jsonl.gz: is not a whole gzip file"),
+        (["prepare", "bad.jsonl", "--out", "x"], 2, 'each line of a jsonl file is an object like {"text": '),
+        (["prepare", "torn.idx", "--out", "x"], 2, "torn.idx: is not an index of a token file"),
+        (["prepare", "ready", "--out", "x"], 2, "holds tokens and no text\n  hint: it needs no preparation"),
+        (["prepare", "a.txt", "--out", "a.txt/y/x"], 2, "cannot prepare: Not a directory"),
     ],
 )
 def test_wrong_calls(tmp_path, monkeypatch, capsys, arguments, code, message):
     monkeypatch.chdir(tmp_path)
+    for name in ("torn.parquet", "torn.jsonl.gz", "bad.jsonl", "torn.idx", "torn.bin", "a.txt"):
+        (tmp_path / name).write_text("{}")
+    (tmp_path / "ready").mkdir()
+    (tmp_path / "ready" / "corpus.json").write_text("{}")
     assert run(["data", *arguments]) == code
     assert message in capsys.readouterr().err
-    assert not (tmp_path / "x").exists()
+    assert not list(tmp_path.glob("x*")) and not list(tmp_path.glob(".*")), "nothing is left behind"
+
+
+def test_files_that_are_read_as_text_for_want_of_better_are_told(tmp_path, capsys):
+    for name in ("a.csv", "b.txt", "plain"):
+        (tmp_path / name).write_text("one,two\n" * 500)
+    files = [str(tmp_path / name) for name in ("a.csv", "b.txt", "plain")]
+    assert run(["data", "prepare", *files, "--out", str(tmp_path / "out")]) == 0
+    told = capsys.readouterr().err
+    assert told.count("read as plain text") == 1 and "a.csv: read as plain text, for `.csv`" in told
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,9 @@ import random
 import signal
 import subprocess
 import sys
+import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +20,7 @@ from hypothesis import strategies as st
 from llmtrain.config.data import DataConfig
 from llmtrain.corpus.preparation import sources
 from llmtrain.corpus.preparation.documents import read_sections
-from llmtrain.corpus.preparation.prepare import prepare, prepare_folder
+from llmtrain.corpus.preparation.prepare import _lock, prepare, prepare_folder
 from llmtrain.corpus.preparation.sources import SourceFile, cut_into_parts, find_files
 from llmtrain.corpus.prepared import open_prepared
 from llmtrain.errors import UsageError
@@ -222,7 +224,27 @@ def test_a_killed_preparation_goes_on(tmp_path, large, seed):
     assert open_prepared(out).digest == lines[-2].split()[1]
     reference = prepare_folder([str(large)], tmp_path / "reference")
     assert open_prepared(out).digest == reference.digest
-    assert not (tmp_path / ".out.tmp").exists()
+    assert not list(tmp_path.glob(".out.*")), "neither parts nor the lock"
+
+
+def test_a_lock_whose_file_was_removed_keeps_nobody_out(tmp_path):
+    """One waits at a file that its holder removes; who comes later makes a new one. Both must not work."""
+    inside = []
+
+    def work(name, seconds):
+        with _lock(tmp_path / "out", lambda _: waits.set()):
+            inside.append(name)
+            assert len(inside) == 1
+            time.sleep(seconds)
+            inside.remove(name)
+
+    waits = threading.Event()
+    with ThreadPoolExecutor(2) as pool:
+        with _lock(tmp_path / "out", lambda _: None):
+            second = pool.submit(work, "second", 0.1)
+            assert waits.wait(30)
+        third = pool.submit(work, "third", 0.5)
+    assert [second.result(), third.result()] == [None, None] and not list(tmp_path.iterdir())
 
 
 def test_several_processes_prepare_the_same_corpus_once(tmp_path, large):
@@ -257,7 +279,7 @@ def bad_tokenizer(tmp_path, content, name="tokenizer.json"):
     ("make", "message"),
     [
         (lambda p: ([str(p / "nothing.txt")], "bytes", 0.01), "nothing.txt: no such file or folder"),
-        (lambda p: ([str(p)], "bytes", 0.01), "holds no text or jsonl file"),
+        (lambda p: ([str(p)], "bytes", 0.01), "holds no text, jsonl or parquet file"),
         (lambda p: ([line(p, "")], "bytes", 0.01), "holds no text"),
         (lambda p: ([line(p, "\n\n")], "bytes", 0.01), "holds no text"),
         (lambda p: ([line(p, '{"text": ""}\n')], "bytes", 0.01), "holds no text"),
@@ -287,7 +309,7 @@ def test_wrong_input_is_named(tmp_path, make, message):
     with pytest.raises(UsageError) as raised:
         prepare_folder(listed, tmp_path / "out" / "x", tokenizer=tokenizer, validation_fraction=fraction)
     assert message in raised.value.text()
-    assert not (tmp_path / "out" / "x").exists()
+    assert not list((tmp_path / "out").glob("*")), "nothing is left behind"
 
 
 def line(folder, content):

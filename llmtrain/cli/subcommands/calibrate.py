@@ -45,6 +45,7 @@ def calibrate(
     """
     import datetime
 
+    from llmtrain.cli.output import unwritable
     from llmtrain.config.load import load_profile
     from llmtrain.resources import find
     from llmtrain.run.atomic import write_atomic
@@ -53,7 +54,10 @@ def calibrate(
     today = datetime.date.today().isoformat()
     constants = _measured(load_profile(profile), runs or [], today, microbench=microbench)
     target = output or (path if profile == str(path) else Path(path.name))
-    write_atomic(target, with_calibration(path.read_text(encoding="utf-8"), constants))
+    try:
+        write_atomic(target, with_calibration(path.read_text(encoding="utf-8"), constants))
+    except OSError as error:
+        raise unwritable(target, error, option="--output") from error
     if as_json:
         console.emit_json({"schema": 1, "profile": str(target), "calibration": _values(constants)})
     else:

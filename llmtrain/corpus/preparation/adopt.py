@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from llmtrain.config.codec import canonical_json
+from llmtrain.corpus.preparation.sources import as_input
 from llmtrain.corpus.prepared import (
     MANIFEST,
     CorpusManifest,
@@ -25,7 +26,7 @@ from llmtrain.corpus.prepared import (
 from llmtrain.corpus.progress import Progress, Report
 from llmtrain.corpus.token_file import TokenFile, read_head, token_paths
 from llmtrain.corpus.tokenizer import load_tokenizer
-from llmtrain.errors import CorpusError, UsageError
+from llmtrain.errors import InputError, UsageError
 from llmtrain.resources import user_path
 from llmtrain.run.atomic import sync_folder, write_json
 
@@ -67,6 +68,12 @@ class Adoption:
         """Read all tokens once and write the manifest; raises UsageError, CorpusError, OSError."""
         del workers  # one sequential read is as fast as the disk
         address = self.address
+        with as_input():
+            splits, bin_sha256 = self._check(report)
+        self._write(folder, address, splits, bin_sha256)
+
+    def _check(self, report: Report) -> tuple[list[SplitInfo], str]:
+        """Both splits, and the digest of all tokens; raises UsageError, CorpusError, OSError."""
         data, index = token_paths(self.prefix)
         total = data.stat().st_size
         first, held_out = _split(TokenFile.open(self.prefix), self.validation_fraction)
@@ -96,7 +103,7 @@ class Adoption:
                     first_document=begin,
                 )
             )
-        self._write(folder, address, splits, digest.hexdigest())
+        return splits, digest.hexdigest()
 
     def _write(self, folder: Path, address: str, splits: list[SplitInfo], bin_sha256: str) -> None:
         train, validation = (replace(split, bin_sha256=bin_sha256) for split in splits)
@@ -119,10 +126,11 @@ class Adoption:
 
 
 def adoption(source: str, tokenizer_name: str, validation_fraction: float) -> Adoption:
-    """Describe what is to be adopted; raises UsageError for a wrong tokenizer, CorpusError for a torn
+    """Describe what is to be adopted; raises UsageError for a wrong tokenizer, InputError for a torn
     index."""
     data, index = token_paths(user_path(source).resolve())
-    read_head(index)
+    with as_input():
+        read_head(index)
     return Adoption(data.with_suffix(""), load_tokenizer(tokenizer_name).info, validation_fraction)
 
 
@@ -148,7 +156,7 @@ def _scan(
         digest.update(block.data)
         low, high = int(block.min()), int(block.max())
         if low < 0:
-            raise CorpusError(f"holds the negative token id {low}", where=str(tokens.path))
+            raise InputError(f"holds the negative token id {low}", where=str(tokens.path))
         if high >= tokenizer.vocab:
             raise UsageError(
                 f"holds token id {high}, but tokenizer {tokenizer.name} has {tokenizer.vocab} tokens",

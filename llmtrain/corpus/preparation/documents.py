@@ -9,14 +9,15 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import BinaryIO
 
-from llmtrain.corpus.preparation.compression import open_input
+from llmtrain.corpus.preparation.compression import TornError, open_input
 from llmtrain.corpus.preparation.parquet import read_column
-from llmtrain.corpus.preparation.sources import FileRange
-from llmtrain.errors import CorpusError, UsageError
+from llmtrain.corpus.preparation.sources import FileRange, unreadable
+from llmtrain.errors import InputError, UsageError
 
 BLOCK = 1 << 18
 FIELD = "text"
 """Field of a jsonl line that holds the document."""
+LINE = f'each line of a jsonl file is an object like {{"{FIELD}": "a document"}}'
 LONGEST_LINE = 1 << 30
 """A jsonl line beyond this many bytes is taken for damage."""
 EVERYTHING = 1 << 62
@@ -35,8 +36,8 @@ class Section:
 
 
 def read_sections(part: FileRange) -> Iterator[Section]:
-    """All sections that begin in a range. Raises UsageError naming file and line, CorpusError for a torn
-    input."""
+    """All sections that begin in a range. Raises UsageError naming file and line, InputError for a torn
+    input, CorpusError when the disk fails."""
     file = part.file
     if file.kind == "parquet":
         yield from (Section(text, True) for text in read_column(file.path, part.begin, part.end))
@@ -46,8 +47,10 @@ def read_sections(part: FileRange) -> Iterator[Section]:
             begin, size = (0, EVERYTHING) if file.compression else (part.begin, part.end - part.begin)
             start = _line_start(stream, begin)
             yield from (_jsonl if file.kind == "jsonl" else _text)(stream, part, start, begin + size)
+    except TornError as error:
+        raise InputError(f"{error.strerror}", where=str(file.path)) from error
     except OSError as error:
-        raise CorpusError(f"cannot be read: {error.strerror}", where=str(file.path)) from error
+        raise unreadable(file.path, error) from error
 
 
 def _line_start(stream: BinaryIO, begin: int) -> int:
@@ -78,10 +81,10 @@ def _field(line: bytes, part: FileRange, start: int, number: int) -> str:
         value = json.loads(line)[FIELD]
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         where = f"{part.file.path}:{number + _lines_before(part, start)}"
-        raise UsageError(f"line {_fault(error)}", where=where) from error
+        raise UsageError(f"line {_fault(error)}", where=where, hint=LINE) from error
     if not isinstance(value, str):
         where = f"{part.file.path}:{number + _lines_before(part, start)}"
-        raise UsageError(f"field {FIELD!r} is not a text but {type(value).__name__}", where=where)
+        raise UsageError(f"field {FIELD!r} is not a text but {type(value).__name__}", where=where, hint=LINE)
     return value
 
 

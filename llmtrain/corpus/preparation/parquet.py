@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from llmtrain.corpus.preparation.compression import needs_package
-from llmtrain.errors import CorpusError, UsageError
+from llmtrain.corpus.preparation.sources import unreadable
+from llmtrain.errors import InputError, UsageError
 
 COLUMN = "text"
 BATCH_ROWS = 256
@@ -16,7 +17,8 @@ BATCH_ROWS = 256
 def read_column(path: Path, begin: int, end: int) -> Iterator[str]:
     """Texts of the row groups that begin in bytes [begin, end); a null is an empty text.
 
-    Raises UsageError without the package or the column, CorpusError for a damaged file.
+    Raises UsageError without the package or the column, InputError for a damaged file, CorpusError when the
+    disk fails.
     """
     try:
         import pyarrow as arrow
@@ -33,8 +35,17 @@ def read_column(path: Path, begin: int, end: int) -> Iterator[str]:
                 return
             for batch in file.iter_batches(BATCH_ROWS, row_groups=groups, columns=[COLUMN]):
                 yield from (value.as_py() or "" for value in batch.column(0))
-    except (arrow.ArrowException, OSError) as error:
-        raise CorpusError(f"is not a whole parquet file: {str(error)[:200]}", where=str(path)) from error
+    except OSError as error:
+        # Its reader tells of damaged pages with an OSError that has no number.
+        if error.errno is not None:
+            raise unreadable(path, error) from error
+        raise _torn(path, error) from error
+    except arrow.ArrowException as error:
+        raise _torn(path, error) from error
+
+
+def _torn(path: Path, error: Exception) -> InputError:
+    return InputError(f"is not a whole parquet file: {str(error)[:200]}", where=str(path))
 
 
 def _column_type(path: Path, file: Any) -> Any:

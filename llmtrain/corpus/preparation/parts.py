@@ -20,7 +20,7 @@ from llmtrain.corpus.preparation.sources import FileRange
 from llmtrain.corpus.prepared import TRAIN, VALIDATION
 from llmtrain.corpus.token_file import token_dtype
 from llmtrain.corpus.tokenizer import Tokenizer
-from llmtrain.errors import CorpusError
+from llmtrain.errors import CorpusError, InputError
 from llmtrain.run.atomic import write_json
 
 BATCH_CHARACTERS = 1 << 20
@@ -112,7 +112,7 @@ class _SplitWriter:
         if not len(ids):
             return
         if len(ids) >= LONGEST_SEQUENCE:
-            raise CorpusError(f"one document has {len(ids)} tokens; at most 2^31 - 2 can be stored")
+            raise InputError(f"one document has {len(ids)} tokens; at most 2^31 - 2 can be stored")
         highest = int(ids.max())
         if highest >= self.vocab:
             raise CorpusError(f"the tokenizer gave token id {highest}, beyond its vocabulary of {self.vocab}")

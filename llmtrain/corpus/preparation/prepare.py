@@ -20,7 +20,7 @@ from llmtrain.corpus.preparation.tokenise import tokenise_job
 from llmtrain.corpus.prepared import PreparedCorpus, is_prepared, open_prepared
 from llmtrain.corpus.progress import Progress, Report
 from llmtrain.corpus.tokenizer import load_tokenizer
-from llmtrain.errors import CorpusError, UsageError
+from llmtrain.errors import CorpusError, UsageError, is_misnamed
 from llmtrain.resources import user_path
 
 POLL = 0.2
@@ -47,8 +47,8 @@ def prepare(
 
     `data.corpus` may be a folder that was prepared before; its tokenizer must then be `data.tokenizer`. It
     may also be the prefix of a Megatron-LM corpus (`PREFIX.bin`, `PREFIX.idx`), which is used where it lies.
-    Raises UsageError for a wrong source or tokenizer, CorpusError when it cannot be made or what is there is
-    damaged.
+    Raises UsageError for a wrong source or tokenizer, InputError for a torn source, CorpusError when it
+    cannot be made or what is there is damaged.
     """
     given = user_path(data.corpus)
     if is_prepared(given):
@@ -102,7 +102,8 @@ def _job(sources: Sequence[str], tokenizer_name: str, validation_fraction: float
     if not indexed:
         return tokenise_job(sources, tokenizer_name, validation_fraction)
     if len(sources) > 1:
-        raise UsageError("an indexed corpus must be the only source", where=indexed[0])
+        hint = "prepare each into a folder of its own; data.blend of a recipe mixes them"
+        raise UsageError("an indexed corpus must be the only source", where=indexed[0], hint=hint)
     return adoption(indexed[0], tokenizer_name, validation_fraction)
 
 
@@ -115,7 +116,8 @@ def _prepare(job: Job, folder: Path, workers: int | None, report: Report) -> Pre
             else:
                 job.make(folder, workers or os.cpu_count() or 1, report)
     except OSError as error:
-        raise CorpusError(f"cannot prepare: {error.strerror}", where=str(error.filename or folder)) from error
+        kind = UsageError if is_misnamed(error) else CorpusError
+        raise kind(f"cannot prepare: {error.strerror}", where=str(error.filename or folder)) from error
     corpus = open_prepared(folder)
     if corpus.train.path.stat().st_size <= VERIFY_BELOW:
         corpus.verify()
@@ -132,17 +134,36 @@ def _locked(descriptor: int) -> bool:
 
 @contextmanager
 def _lock(folder: Path, report: Report) -> Iterator[None]:
-    """Hold the lock of a corpus folder; the kernel lets go of it when the process dies. Raises OSError."""
-    descriptor = os.open(
-        folder.with_name(f".{folder.name}.lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644
-    )
+    """Hold the lock of a corpus folder; the kernel lets go of it when the process dies. Raises OSError.
+
+    Whoever holds it removes its file at the end. One that waited may then hold a file without a name, which
+    keeps nobody out: it begins again.
+    """
+    path = folder.with_name(f".{folder.name}.lock")
+    while True:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            while not _locked(descriptor):
+                report(Progress("wait"))  # again and again, so that a caller can give up
+                time.sleep(POLL)
+            if not _is_named(descriptor, path):
+                continue
+            try:
+                yield
+            finally:
+                path.unlink(missing_ok=True)
+            return
+        finally:
+            os.close(descriptor)
+
+
+def _is_named(descriptor: int, path: Path) -> bool:
+    """Whether an open file is still the one at a path; opening it again asks the server, if any."""
     try:
-        while not _locked(descriptor):
-            report(Progress("wait"))  # again and again, so that a caller can give up
-            time.sleep(POLL)
-        yield
-    finally:
-        os.close(descriptor)
+        with path.open("rb") as again:
+            return os.path.samestat(os.fstat(again.fileno()), os.fstat(descriptor))
+    except FileNotFoundError:
+        return False
 
 
 def _check_folder(folder: Path, address: str) -> None:

@@ -7,11 +7,13 @@ import os
 import sysconfig
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from llmtrain.corpus.prepared import SourceInfo, file_sha256
-from llmtrain.errors import UsageError
+from llmtrain.corpus.given import GIVEN
+from llmtrain.corpus.prepared import MANIFEST, SourceInfo, file_sha256
+from llmtrain.errors import CorpusError, InputError, UsageError, is_misnamed
 from llmtrain.resources import user_path
 
 STANDARD_LIBRARY = "python-stdlib"
@@ -72,26 +74,39 @@ def find_files(source: str) -> list[SourceFile]:
     if path.is_dir():
         names = sorted(_walk(path, lambda name: bool(_kind(name)[0])))
         if not names:
-            raise UsageError(
-                "holds no text or jsonl file",
-                where=source,
-                hint=f"suffixes that are read: {', '.join(KINDS)}, and with {' or '.join(COMPRESSIONS)}",
-            )
+            raise _without_text(path, source)
         return [_file(path / name, name, in_folder=True) for name in names]
     if not path.exists():
         raise UsageError(
             "no such file or folder",
             where=source,
-            hint=f"a corpus is `{STANDARD_LIBRARY}`, a text or jsonl file, a folder, or a prepared corpus",
+            hint=GIVEN,
         )
     return [_file(path, path.name, in_folder=False)]
 
 
+def _without_text(folder: Path, source: str) -> UsageError:
+    if (folder / MANIFEST).is_file():
+        hint = "it needs no preparation: name it as data.corpus of a recipe"
+        return UsageError("is a prepared corpus, which holds tokens and no text", where=source, hint=hint)
+    packed = ", ".join(suffix for suffix, kind in KINDS.items() if kind != "parquet")
+    packing = " or ".join(COMPRESSIONS)
+    hint = f"suffixes that are read: {', '.join(KINDS)}, and with {packing} after them {packed}"
+    return UsageError("holds no text, jsonl or parquet file", where=source, hint=hint)
+
+
+def taken_for_text(source: str) -> str:
+    """Suffix of a file that is read as plain text for want of a better reader; "" for all others."""
+    path = user_path(source)
+    return path.suffix if path.is_file() and not _kind(path.name)[0] else ""
+
+
 def describe(source: str, files: Sequence[SourceFile]) -> SourceInfo:
-    """Digest a source: names and contents of all its files; raises CorpusError when one cannot be read."""
+    """Digest a source: names and contents of all its files. Raises InputError when one may not be read,
+    CorpusError when the disk fails."""
     total = hashlib.sha256()
     with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
-        for file, digest in zip(files, pool.map(lambda file: file_sha256(file.path), files), strict=True):
+        for file, digest in zip(files, pool.map(_digest, files), strict=True):
             total.update(
                 f"{file.name}\0{file.kind}\0{file.compression}\0{file.section}\0{digest}\n".encode(
                     "utf-8", "surrogateescape"
@@ -100,6 +115,30 @@ def describe(source: str, files: Sequence[SourceFile]) -> SourceInfo:
     return SourceInfo(
         source=source, files=len(files), bytes=sum(file.size for file in files), digest=total.hexdigest()
     )
+
+
+def _digest(file: SourceFile) -> str:
+    with as_input():
+        return file_sha256(file.path)
+
+
+@contextmanager
+def as_input() -> Iterator[None]:
+    """What is wrong with a file that was named is an InputError; what its disk did stays a CorpusError."""
+    try:
+        yield
+    except CorpusError as error:
+        if isinstance(error.__cause__, OSError) and not is_misnamed(error.__cause__):
+            raise
+        wrong = InputError(str(error))
+        wrong.problems = error.problems
+        raise wrong from error
+
+
+def unreadable(path: Path, error: OSError) -> CorpusError:
+    """The error for a source's file that cannot be read."""
+    kind = InputError if is_misnamed(error) else CorpusError
+    return kind(f"cannot be read: {error.strerror}", where=str(path))
 
 
 def cut_into_parts(files: Iterable[SourceFile], size: int = PART_BYTES) -> Iterator[tuple[FileRange, ...]]:

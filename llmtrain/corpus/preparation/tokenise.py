@@ -27,7 +27,7 @@ from llmtrain.corpus.prepared import (
 from llmtrain.corpus.progress import Progress, Report
 from llmtrain.corpus.token_file import token_dtype
 from llmtrain.corpus.tokenizer import Tokenizer, load_tokenizer
-from llmtrain.errors import UsageError
+from llmtrain.errors import InputError, UsageError
 from llmtrain.run.atomic import sync_folder, write_atomic, write_json
 
 FORMAT = 1
@@ -81,7 +81,11 @@ def _make(job: TokeniseJob, folder: Path, workers: int, report: Report) -> None:
     """Tokenise what is missing, merge, and rename into place."""
     work = folder.with_name(f".{folder.name}.tmp")
     _open_work(work, job.address)
-    results = _tokenise(job, work, workers, report)
+    try:
+        results = _tokenise(job, work, workers, report)
+    except (UsageError, InputError):
+        shutil.rmtree(work, ignore_errors=True)  # Other sources have another address: nobody goes on with it.
+        raise
     report(Progress("merge", job.input_bytes, job.input_bytes))
     finished = work / "finished"
     shutil.rmtree(finished, ignore_errors=True)

@@ -12,7 +12,7 @@ from llmtrain.corpus.preparation.documents import read_sections
 from llmtrain.corpus.preparation.parts import split_of
 from llmtrain.corpus.preparation.sources import FileRange, find_files
 from llmtrain.corpus.prepared import TRAIN
-from llmtrain.errors import CorpusError, UsageError
+from llmtrain.errors import CorpusError, UsageError, is_misnamed
 from llmtrain.run.atomic import write_atomic
 
 SEPARATOR = "<|endoftext|>"
@@ -53,7 +53,8 @@ def train_tokenizer(
         write_atomic(folder / "tokenizer.json", library.to_str(pretty=True))
         write_atomic(folder / "tokenizer_config.json", json.dumps(config, indent=2) + "\n")
     except OSError as error:
-        raise CorpusError(f"cannot be written: {error.strerror}", where=str(folder)) from error
+        kind = UsageError if is_misnamed(error) else CorpusError
+        raise kind(f"cannot be written: {error.strerror}", where=str(folder)) from error
     return size
 
 

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from llmtrain.errors import CheckpointError, Problem
+from llmtrain.errors import CheckpointError, Problem, UsageError
 
 POINTER = "latest"
 LEFTOVER = ".tmp"
@@ -117,7 +117,8 @@ def ever_committed(root: Path) -> bool:
 
 
 def resolve_step(root: Path, step: int | None) -> Checkpoint:
-    """The checkpoint of a step, or the newest one; raises CheckpointError naming those that exist."""
+    """The checkpoint of a step, or the newest one. Raises UsageError naming those that exist when there is
+    none of the step, CheckpointError when there is none at all."""
     checkpoints = list_checkpoints(root)
     chosen = [found for found in checkpoints if step is None or found.step == step]
     if chosen:
@@ -125,6 +126,4 @@ def resolve_step(root: Path, step: int | None) -> Checkpoint:
     if not checkpoints:
         raise CheckpointError("there is no checkpoint", where=str(root))
     steps = ", ".join(str(found.step) for found in checkpoints[:10])
-    raise CheckpointError(
-        f"there is no checkpoint of step {step}", where=str(root), hint=f"steps saved: {steps}"
-    )
+    raise UsageError(f"there is no checkpoint of step {step}", where=str(root), hint=f"steps saved: {steps}")

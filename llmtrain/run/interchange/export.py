@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llmtrain.config.model import ModelConfig
-from llmtrain.errors import CheckpointError, Problem, UsageError
+from llmtrain.errors import CheckpointError, Problem, UsageError, is_misnamed
 from llmtrain.run.atomic import sync_folder, write_json
 from llmtrain.run.checkpoints.arrays import read_tensor
 from llmtrain.run.checkpoints.manifest import Manifest
@@ -64,7 +64,8 @@ def export_huggingface(
         temporary.rename(folder)
         sync_folder(folder.parent)
     except OSError as error:
-        raise CheckpointError(f"cannot be written: {error.strerror}", where=str(folder)) from error
+        kind = UsageError if is_misnamed(error) else CheckpointError
+        raise kind(f"cannot be written: {error.strerror}", where=str(folder)) from error
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
     return mapping.architecture
