@@ -278,6 +278,26 @@ def test_ended_well(reasons: tuple[str, ...], codes: tuple[int, ...], expected: 
     assert ended_well(story.reports) == expected
 
 
+@pytest.mark.parametrize(
+    ("reasons", "expected"),
+    [
+        (("completed",) * 4, "completed"),  # asked to leave in the last step's validation
+        (("stopped",) * 4, "stopped"),
+        (("completed", "completed", "completed"), None),
+    ],
+)
+def test_ranks_whose_torchrun_a_scheduler_killed_end_as_they_say(
+    reasons: tuple[str, ...], expected: str | None
+) -> None:
+    story = Story().up()
+    for rank, reason in enumerate(reasons):
+        story.tell(rank, schema.RankFinished(reason=reason, step=9))
+    for node in range(2):
+        story.script(node, 143)
+    assert ended_well(story.reports) is None
+    assert ended_well(story.reports, stop_wanted=True) == expected
+
+
 def test_nobody_finished_though_all_left_in_order() -> None:
     """Ranks that wait in standby leave with 0 when their time is up: nothing was trained."""
     story = Story().up()

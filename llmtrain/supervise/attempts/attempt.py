@@ -195,9 +195,7 @@ class AttemptRunner:
 
     def _end(self, finding: Finding | None) -> AttemptEnd:
         stop_wanted = self._control.wish() is not None
-        ended = ended_well(self._crew.reports)
-        if stop_wanted and len(self._crew.reports.finished) == self._plan.layout.world_size:
-            ended = ended or "stopped"  # A scheduler's signal kills torchrun, whose ranks leave in order.
+        ended = ended_well(self._crew.reports, stop_wanted=stop_wanted)
         if finding is None and ended is not None:
             left_for = self._gains.gain if ended == "stopped" else ""
             return AttemptEnd(

@@ -59,10 +59,15 @@ def detect(state: RunState, reports: Reports, limits: Limits, now: float) -> tup
     return tuple(sorted(found, key=lambda finding: (finding.is_echo, finding.at, finding.rank or 0)))
 
 
-def ended_well(reports: Reports) -> LeavesAs | None:
-    """Why the ranks left when every node script left with 0 and ranks have said so, else None."""
+def ended_well(reports: Reports, *, stop_wanted: bool = False) -> LeavesAs | None:
+    """Why the ranks left when every node script left with 0 and ranks have said so, else None.
+
+    When a stop is wanted the word of all ranks is enough: a scheduler's signal kills torchrun, whose ranks
+    leave in order, and those that were in the last step have completed.
+    """
     reasons = {payload.reason for payload in reports.finished.values()}
-    if not (reasons and _left_in_order(reports)):
+    all_said = stop_wanted and len(reports.finished) == reports.world_size
+    if not (reasons and (all_said or _left_in_order(reports))):
         return None  # Ranks in standby that gave up waiting leave with 0, too, and have not finished.
     return "stopped" if "stopped" in reasons else "completed"
 
