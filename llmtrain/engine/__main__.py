@@ -60,7 +60,7 @@ def _train(run: RunDir, env: RankEnv, writer: EventWriter, stop: StopFlag) -> in
         job = read_job_file(run.job_json)
         attempt = read_attempt_file(run.attempt(env.attempt).attempt_json)
         check_place(env, attempt.ranks)
-        run_rank(run, env, job, attempt, emit=writer.emit, stop=stop)
+        run_rank(run, env, job, attempt, emit=writer.emit, flush=writer.flush, stop=stop)
     except BaseException as error:
         traceback.print_exc()
         writer.emit(_failure(error))

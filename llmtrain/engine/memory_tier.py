@@ -48,7 +48,9 @@ class MemoryTier:
         device = self._parts.device.torch_device
         return Recall(place, beside(ranks, "recall"), device).read(pieces, check)
 
-    def snapshots(self, pieces: Sequence[Piece], ranks: Ranks) -> MemorySnapshots | None:
+    def snapshots(
+        self, pieces: Sequence[Piece], ranks: Ranks, before_commit: Callable[[], object]
+    ) -> MemorySnapshots | None:
         """Snapshots beside the training; None when the tier is off. To be called by all ranks together."""
         if self.every is None:
             return None
@@ -60,4 +62,4 @@ class MemoryTier:
             is_leader=self._is_leader,
             replicas=choose_replicas(self._parts.layout.dims, self._nodes, copies),
         )
-        return MemorySnapshots(memory, pieces, beside(ranks, "snapshot"))
+        return MemorySnapshots(memory, pieces, beside(ranks, "snapshot"), before_commit)

@@ -36,10 +36,18 @@ Emit = Callable[[Payload], None]
 
 
 def run_rank(
-    run: RunDir, env: RankEnv, job: JobFile, attempt: AttemptFile, *, emit: Emit, stop: StopFlag
+    run: RunDir,
+    env: RankEnv,
+    job: JobFile,
+    attempt: AttemptFile,
+    *,
+    emit: Emit,
+    flush: Callable[[], object],
+    stop: StopFlag,
 ) -> None:
-    """Train until the end or until asked to stop. Raises ConfigError, CorpusError, CheckpointError, and what
-    torch raises before the first step, then FailedInStep; `emit` has told the phases so far."""
+    """Train until the end or until asked to stop. `flush` waits for what was told, not for ever. Raises
+    ConfigError, CorpusError, CheckpointError, and what torch raises before the first step, then FailedInStep;
+    `emit` has told the phases so far."""
     _check_world(run, env, attempt)
     emit = _noting_phases(emit)
     recipe = job.spec.recipe
@@ -50,7 +58,7 @@ def run_rank(
         _tell_about_numbers(recipe, device, attempt.layout, emit)
     parts, batches = _build(run, env, job, attempt, device)
     emit(PhaseStarted(phase="load"))
-    checkpoints = checkpoints_of(run, job.run_id, attempt, parts)
+    checkpoints = checkpoints_of(run, job.run_id, attempt, parts, flush)
     progress, name, reason = checkpoints.restore(attempt.restore)
     if env.rank == 0:
         _tell_restored(Restored(step=progress.step, checkpoint=name, reason=reason), emit)

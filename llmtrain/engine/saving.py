@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from llmtrain.engine.build import Parts
@@ -39,11 +39,19 @@ class CheckpointFolder:
     """The checkpoints of one run, as all ranks of one attempt see them."""
 
     def __init__(
-        self, root: Path, run_id: str, parts: Parts, *, writer: str, memory: MemoryTier | None = None
+        self,
+        root: Path,
+        run_id: str,
+        parts: Parts,
+        *,
+        writer: str,
+        memory: MemoryTier | None = None,
+        before_commit: Callable[[], object] = lambda: None,
     ) -> None:
         """`writer` names the attempt, so that a stale one cannot take over a newer one's save. `memory` is
-        the tier in host memory; None: there is none."""
-        self.memory = memory
+        the tier in host memory; None: there is none. `before_commit` is called on rank 0, in any thread,
+        before a state counts: what the ledger says of its steps is to outlive it."""
+        self.memory, self._before_commit = memory, before_commit
         self.restored_from_disk = False
         """Whether the state that was restored is on disk already."""
         self._root, self._run_id, self._parts, self._writer = root, run_id, parts, writer
@@ -77,6 +85,7 @@ class CheckpointFolder:
             self._ranks,
             writer=self._writer,
             own=progress.own,
+            before_commit=self._before_commit,
         )
         if self._ranks.rank == 0:
             self.prune()
@@ -91,11 +100,14 @@ class CheckpointFolder:
             beside(self._ranks, "save"),
             writer=self._writer,
             incremental=config.incremental if config.every else 0,  # only those by the clock may be
+            before_commit=self._before_commit,
         )
 
     def in_memory(self) -> MemorySnapshots | None:
         """Snapshots in host memory; None when the tier is off. To be called by all ranks together."""
-        return None if self.memory is None else self.memory.snapshots(self.pieces, self._ranks)
+        if self.memory is None:
+            return None
+        return self.memory.snapshots(self.pieces, self._ranks, self._before_commit)
 
     def first_says(self, word: bool) -> bool:
         """What rank 0 says; to be asked by all ranks together."""
@@ -184,7 +196,9 @@ class CheckpointFolder:
         return name, reason if name else "the run has not committed a checkpoint yet"
 
 
-def checkpoints_of(run: RunDir, run_id: str, attempt: AttemptFile, parts: Parts) -> CheckpointFolder:
+def checkpoints_of(
+    run: RunDir, run_id: str, attempt: AttemptFile, parts: Parts, before_commit: Callable[[], object]
+) -> CheckpointFolder:
     """A run's checkpoints and its tier in host memory, as an attempt sees them."""
     return CheckpointFolder(
         run.checkpoints,
@@ -192,4 +206,5 @@ def checkpoints_of(run: RunDir, run_id: str, attempt: AttemptFile, parts: Parts)
         parts,
         writer=f"attempt {attempt.number}",
         memory=MemoryTier(run, attempt, parts),
+        before_commit=before_commit,
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -51,11 +52,16 @@ def attempt_of(
     )
 
 
-def folder_of(rank: int, case: Case, run: RunDir, attempt: AttemptFile) -> tuple[object, CheckpointFolder]:
+def folder_of(
+    rank: int, case: Case, run: RunDir, attempt: AttemptFile, before: Callable[[], object] = lambda: None
+) -> tuple[object, CheckpointFolder]:
     parts = build(case, rank)
     memory = MemoryTier(run, attempt, parts)
     writer = f"attempt {attempt.number}"
-    return parts, CheckpointFolder(run.checkpoints, "run", parts, writer=writer, memory=memory)
+    folder = CheckpointFolder(
+        run.checkpoints, "run", parts, writer=writer, memory=memory, before_commit=before
+    )
+    return parts, folder
 
 
 def digests(folder: CheckpointFolder) -> dict[str, str]:
@@ -161,13 +167,16 @@ def test_two_nodes_may_be_lost_when_so_configured(tmp_path: Path, run: RunDir) -
 
 def test_a_rewind_drops_what_was_held_of_the_steps_it_takes_back(run: RunDir) -> None:
     case = case_of(Layout(micro_batch=1))
-    parts, folder = folder_of(0, case, run, attempt_of(1, case.layout, ("n1",)))
+    held_before = list[object]()
+    attempt = attempt_of(1, case.layout, ("n1",))
+    parts, folder = folder_of(0, case, run, attempt, lambda: held_before.append(held_by(run, "n1")["n1"]))
     saver = Saver(parts, folder, lambda _: None)  # type: ignore[arg-type]
     for step in (1, 2):
         train_step(parts, step, Wishes())  # type: ignore[arg-type]
     saver.after_step(Progress(2, 2 * case.recipe.batch.global_size), wished=False, snapshot=True)
     saver.settle()
     assert [one.step for one in held_by(run, "n1")["n1"]] == [2]
+    assert held_before == [[]], "its steps are told before it counts"
     saver.reload()
     assert held_by(run, "n1") == {"n1": []}
 

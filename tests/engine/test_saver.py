@@ -134,6 +134,22 @@ def test_a_failed_save_is_told_and_tried_again(tmp_path: Path, monkeypatch: pyte
     assert not saver.wishes_save(3)
 
 
+def test_its_steps_are_told_before_a_checkpoint_counts(tmp_path: Path) -> None:
+    parts = build(case_of(Layout(micro_batch=2), every=0), 0)
+    there = list[list[int]]()
+
+    def before() -> None:
+        assert list(tmp_path.rglob("*.safetensors")), "all is written"
+        there.append([checkpoint.step for checkpoint in list_checkpoints(tmp_path)])
+
+    saver = Saver(parts, CheckpointFolder(tmp_path, "run", parts, writer="1", before_commit=before), print)
+    saver.after_step(Progress(1, 8), wished=True)
+    saver.settle()
+    saver.last(Progress(2, 16))
+    assert there == [[], [1]]
+    assert [checkpoint.step for checkpoint in list_checkpoints(tmp_path)] == [2, 1]
+
+
 def test_a_disk_that_is_full_for_days_is_tried_every_five_minutes() -> None:
     assert [retry_delay(failures) for failures in (0, 1, 3, 9, 5000)] == [1.0, 2.0, 8.0, 300.0, 300.0]
 

@@ -180,6 +180,7 @@ class Rank:
 
     def save(self, step: int) -> None:
         if self.rank == 0 and not self.behaviour.get("no_checkpoints"):
+            self.events.flush()  # A state counts once its steps are told.
             new = self.run.path / "saved.new"
             new.write_text(str(step))
             new.replace(self.run.path / "saved")  # Another rank may read it now.

@@ -22,11 +22,19 @@ class BackgroundSaves:
     """Saves of one attempt, one after the other. All ranks must start the same ones in the same order."""
 
     def __init__(
-        self, root: Path, pieces: Sequence[Piece], ranks: Ranks, *, writer: str, incremental: int
+        self,
+        root: Path,
+        pieces: Sequence[Piece],
+        ranks: Ranks,
+        *,
+        writer: str,
+        incremental: int,
+        before_commit: Callable[[], object] = lambda: None,
     ) -> None:
         """`incremental` is how many incremental checkpoints may follow a full one; they need a second copy
         of the state in host memory, to compare with."""
         self._root, self._ranks, self._writer, self._most = root, ranks, writer, incremental
+        self._before_commit = before_commit
         self._aside: Aside[Outcome] = Aside("save", owned_pieces(pieces), copies=2 if incremental else 1)
         self._previous: tuple[int, Saved] | None = None
         """Which copy holds the newest committed state, and where that lies on disk."""
@@ -85,7 +93,14 @@ class BackgroundSaves:
     ) -> Outcome:
         try:
             return save_checkpoint(
-                self._root, info, pieces, self._ranks, writer=self._writer, own=own, previous=previous
+                self._root,
+                info,
+                pieces,
+                self._ranks,
+                writer=self._writer,
+                own=own,
+                previous=previous,
+                before_commit=self._before_commit,
             )
         except CheckpointError as error:
             return error

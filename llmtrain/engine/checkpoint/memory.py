@@ -50,10 +50,16 @@ class NodeMemory:
 class MemorySnapshots:
     """Snapshots of one attempt, one after the other. All ranks must start the same ones in the same order."""
 
-    def __init__(self, memory: NodeMemory, pieces: Sequence[Piece], ranks: Ranks) -> None:
+    def __init__(
+        self,
+        memory: NodeMemory,
+        pieces: Sequence[Piece],
+        ranks: Ranks,
+        before_commit: Callable[[], object] = lambda: None,
+    ) -> None:
         """To be called on all ranks together: copies have a process group of their own, which moves them
-        over the hosts' network and not between the accelerators."""
-        self._memory, self._ranks = memory, ranks
+        over the hosts' network and not between the accelerators. `before_commit`: as for checkpoints."""
+        self._memory, self._ranks, self._before_commit = memory, ranks, before_commit
         has_copies = memory.replicas.losable_nodes > 0
         self._group = dist.new_group(backend="gloo") if has_copies else None
         self._aside: Aside[None] = Aside("snapshot", owned_pieces(pieces), copies=1)
@@ -106,6 +112,8 @@ class MemorySnapshots:
         temporary = final.with_name(final.name + LEFTOVER)
 
         def begin() -> None:
+            if rank == 0:
+                self._before_commit()
             if memory.is_leader:
                 _begin(memory, temporary, info, self._ranks.world_size)
 

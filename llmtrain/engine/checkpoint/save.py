@@ -60,25 +60,30 @@ def save_checkpoint(
     writer: str = "",
     own: Mapping[str, Any] = MappingProxyType({}),
     previous: Previous | None = None,
+    before_commit: Callable[[], object] = lambda: None,
 ) -> Saved:
     """Save and commit one checkpoint; called by all ranks together, in any thread.
 
     `root` is the run's `checkpoints/` on a file system that all ranks share. `writer` names the attempt,
     `own` is state of this rank alone. With `previous` (on all ranks or on none) only changed bytes are
-    written, if that pays. Raises CheckpointError, with the ranks that failed and why, on all ranks alike.
+    written, if that pays. `before_commit` is called on rank 0 once all is written. Raises CheckpointError,
+    with the ranks that failed and why, on all ranks alike.
     """
     what = f"saving step {info.step}"
     name = try_together(ranks, what, lambda: _begin(root, info.step, writer) if ranks.rank == 0 else "")[0]
     temporary = root / name
     shard = _Shard(temporary, ranks, what, own)
+
+    def commit() -> str:
+        before_commit()
+        return _commit(temporary, info, ranks)
+
     try:
         if previous is not None and shard.write_delta(pieces, previous):
             info = replace(info, base=previous.base)
         else:
             shard.write(pieces)
-        told = try_together(ranks, what, lambda: _commit(temporary, info, ranks) if ranks.rank == 0 else "")[
-            0
-        ]
+        told = try_together(ranks, what, lambda: commit() if ranks.rank == 0 else "")[0]
     except CheckpointError:
         if ranks.rank == 0:
             shutil.rmtree(temporary, ignore_errors=True)
