@@ -216,7 +216,7 @@ class SlurmGround(SshGround):
         self.slurm.slurm("scontrol", "update", f"nodename={node}", "state=resume", check=False)
 
     def tick(self, run: RunDir) -> None:
-        """SLURM makes a job that was queued again wait for two minutes."""
+        """SLURM makes a job that was queued again wait for two minutes, or for GPUs that nobody has."""
         submission = read_submission(run)
         if submission is None:
             return
@@ -224,6 +224,8 @@ class SlurmGround(SshGround):
             row = self.slurm.slurm("squeue", "-h", "-j", job, "-O", "State:|,Reason:|", check=False)
             if row.startswith("PENDING") and "BeginTime" in row:
                 self.slurm.slurm("scontrol", "update", f"JobId={job}", "StartTime=now", check=False)
+            if row.startswith("PENDING") and "Resources" in row:
+                self.slurm.recount_gpus()
 
 
 @contextmanager

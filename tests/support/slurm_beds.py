@@ -77,13 +77,20 @@ class SlurmBed(SshBed):
             if name in broken:
                 self.slurm("scontrol", "update", f"nodename={name}", "state=idle", check=False)
         self._wait_idle()
-        if broken:
-            # Slurm 22.05 miscounts the GPUs of a job that lost a node and was started again on others: they
-            # stay taken, on idle nodes. A controller that starts counts anew. (One that is killed has saved
-            # an older state, in which the job still runs; that takes it a minute to set right.)
-            self.daemon("ctld-stop")
-            self.daemon("ctld-start")
+        if self.recount_gpus():
             self._wait_idle()
+
+    def recount_gpus(self) -> bool:
+        """Slurm 22.05 miscounts the GPUs of a job that lost a node and was started again on others: they stay
+        taken, on idle nodes, and no job that wants them starts. A controller that starts counts anew, as an
+        administrator would have it do. (One that is killed has saved an older state, in which the job still
+        runs; that takes it a minute to set right.) False when there was nothing to do."""
+        rows = self.slurm("sinfo", "-h", "-N", "-p", "gpu", "-O", "StateLong:|,GresUsed:|").splitlines()
+        if not any(row.startswith("idle|") and ":0(" not in row for row in rows):
+            return False
+        self.daemon("ctld-stop")
+        self.daemon("ctld-start")
+        return True
 
     def _wait_idle(self) -> None:
         began = time.monotonic()
