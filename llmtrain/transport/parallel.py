@@ -18,9 +18,10 @@ WIDTH = 64
 
 
 def in_parallel(
-    work: Mapping[Key, Callable[[], Result]], *, seconds: float, width: int = WIDTH
+    work: Mapping[Key, Callable[[], Result]], *, seconds: float | None, width: int = WIDTH
 ) -> tuple[dict[Key, Result], dict[Key, LlmtrainError]]:
-    """Results and failures by key, both in the order of `work`, after at most `seconds`.
+    """Results and failures by key, both in the order of `work`, after at most `seconds`; None: when all is
+    done, for work that has limits of its own.
 
     Work that is not done by then goes on in a thread that nobody waits for, and counts as failed. Errors that
     are no LlmtrainError are raised here.
@@ -43,7 +44,8 @@ def in_parallel(
 
     for index in range(min(width, len(work))):
         threading.Thread(target=serve, name=f"parallel-{index}", daemon=True).start()
-    results, failures = _gather(done, len(work), time.monotonic() + seconds)
+    deadline = None if seconds is None else time.monotonic() + seconds
+    results, failures = _gather(done, len(work), deadline)
     for key in work:
         if key not in results and key not in failures:
             failures[key] = TransportError(f"{key}: not done after {seconds:g} s")
@@ -54,14 +56,17 @@ def in_parallel(
 
 
 def _gather(
-    done: queue.SimpleQueue[tuple[Key, Result | None, BaseException | None]], count: int, deadline: float
+    done: queue.SimpleQueue[tuple[Key, Result | None, BaseException | None]],
+    count: int,
+    deadline: float | None,
 ) -> tuple[dict[Key, Result], dict[Key, LlmtrainError]]:
     """What comes of so many calls up to a moment of the monotonic clock."""
     results: dict[Key, Result] = {}
     failures: dict[Key, LlmtrainError] = {}
     while len(results) + len(failures) < count:
         try:
-            key, result, error = done.get(timeout=max(0.0, deadline - time.monotonic()))
+            left = None if deadline is None else max(0.0, deadline - time.monotonic())
+            key, result, error = done.get(timeout=left)
         except queue.Empty:
             break
         if isinstance(error, LlmtrainError):

@@ -34,6 +34,11 @@ def test_hanging_node_is_named_and_not_waited_for() -> None:
     gate.set()
 
 
+def test_without_a_limit_all_of_it_is_waited_for() -> None:
+    work = {number: partial(time.sleep, 0.01 * number) for number in range(5)}
+    assert in_parallel(work, seconds=None) == (dict.fromkeys(range(5)), {})
+
+
 def test_more_work_than_threads() -> None:
     results, _ = in_parallel({number: partial(int, number) for number in range(200)}, seconds=10, width=4)
     assert list(results) == list(range(200))

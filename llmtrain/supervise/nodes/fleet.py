@@ -5,19 +5,19 @@ from __future__ import annotations
 import json
 import queue
 import time
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import TypeVar
 
 from llmtrain.agent import messages
 from llmtrain.backends.base import Backend, DistantBackend, Node
+from llmtrain.errors import LlmtrainError
 from llmtrain.run.layout import RunDir
 from llmtrain.supervise.nodes.mirror import Mirror
 from llmtrain.transport.base import Channel, Completed, Transport, TransportError
-from llmtrain.transport.parallel import WIDTH
+from llmtrain.transport.parallel import in_parallel
 
-T = TypeVar("T")
+Key = TypeVar("Key")
 
 SWEEP_SECONDS = 30.0
 """For a sweep's own work, beyond the grace it is given."""
@@ -42,7 +42,8 @@ class Fleet:
 
     def open(self) -> dict[int, str]:
         """Start all agents, at once; node rank -> error for those that could not be reached."""
-        failed = _for_all(range(len(self.nodes)), self._open_one)
+        work = {index: partial(self._open_one, index) for index in range(len(self.nodes))}
+        failed = _unreached(in_parallel(work, seconds=None)[1])
         if self._mirror is not None:
             self._mirror.follow()
         return failed
@@ -109,21 +110,20 @@ def sweep_nodes(
 ) -> tuple[dict[str, str], dict[str, str]]:
     """End what earlier attempts left on the nodes, after up to `grace` seconds in which it may leave by
     itself. Returns node name -> what was swept, and node name -> why the node could not be reached."""
-    unique = list({node.address: node for node in nodes}.values())
-    words: dict[str, str] = {}
 
-    def sweep_one(node: Node) -> None:
+    def sweep_one(node: Node) -> str:
         transport = backend.transport(node)
         try:
             argv = [backend.agent_python(node), "-m", "llmtrain.agent", "sweep", "--run-dir", str(run.path)]
             limits = ["--older-than", str(older_than), "--grace", str(grace)]
-            words[node.name] = _swept(transport.run([*argv, *limits], timeout=grace + SWEEP_SECONDS))
+            return _swept(transport.run([*argv, *limits], timeout=grace + SWEEP_SECONDS))
         finally:
             transport.close()
 
-    failed = _for_all(unique, sweep_one)
+    unique = {node.address: node for node in nodes}.values()
+    words, failed = in_parallel({node.name: partial(sweep_one, node) for node in unique}, seconds=None)
     swept = {name: word for name, word in words.items() if word}
-    return swept, {node.name: f"could not be swept: {why}" for node, why in failed.items()}
+    return swept, {name: f"could not be swept: {why}" for name, why in _unreached(failed).items()}
 
 
 def wait_until(done: Callable[[], bool], seconds: float, pump: Callable[[float], None]) -> bool:
@@ -137,22 +137,12 @@ def wait_until(done: Callable[[], bool], seconds: float, pump: Callable[[float],
     return True
 
 
-def _for_all(items: Sequence[T], work: Callable[[T], None]) -> dict[T, str]:
-    """Do something for all items in threads; item -> error text of those that failed."""
-    failed: dict[T, str] = {}
-
-    def guarded(item: T) -> None:
-        try:
-            work(item)
-        except TransportError as error:
-            failed[item] = error.text()
-
-    if len(items) == 1:
-        guarded(items[0])
-    elif items:
-        with ThreadPoolExecutor(min(WIDTH, len(items))) as pool:
-            list(pool.map(guarded, items))
-    return failed
+def _unreached(failed: Mapping[Key, LlmtrainError]) -> dict[Key, str]:
+    """Why nodes could not be reached. Raises what is wrong with no node, but with the run."""
+    for error in failed.values():
+        if not isinstance(error, TransportError):
+            raise error
+    return {key: error.text() for key, error in failed.items()}
 
 
 def _swept(done: Completed) -> str:

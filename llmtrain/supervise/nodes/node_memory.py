@@ -7,16 +7,15 @@ import json
 import shutil
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 from llmtrain.backends.base import Backend, Node
-from llmtrain.errors import CheckpointError
+from llmtrain.errors import CheckpointError, RunError
 from llmtrain.run.checkpoints import last_committed
 from llmtrain.run.job_file import JobFile
 from llmtrain.run.layout import RunDir
 from llmtrain.run.snapshots import Held, newest_complete
-from llmtrain.transport.base import TransportError
-from llmtrain.transport.parallel import WIDTH
+from llmtrain.transport.parallel import in_parallel
 
 ASK_SECONDS = 30.0
 """For a node to say what it holds."""
@@ -88,29 +87,22 @@ class NodeMemory:
     ) -> dict[str, tuple[Held, ...]]:
         """Node name -> what it holds after an action; without nodes that could not do it."""
 
-        def ask(node: Node) -> tuple[Held, ...] | None:
+        def ask(node: Node) -> tuple[Held, ...]:
             transport = self._backend.transport(node)
             python = self._backend.agent_python(node)
             argv = [python, "-m", "llmtrain.agent", "snapshots", "--run-dir", str(self._run.path)]
+            options = ["--node-name", node.name, "--action", action, *more]
             try:
-                done = transport.run(
-                    [*argv, "--node-name", node.name, "--action", action, *more], timeout=seconds
-                )
-            except TransportError as error:
-                sys.stderr.write(f"{node.name}: snapshots: {error.text()}\n")
-                return None
+                done = transport.run([*argv, *options], timeout=seconds)
             finally:
                 transport.close()
-            return _read(node.name, done.stdout)
+            return _read(done.stdout)
 
-        if not nodes:
-            return {}
-        with ThreadPoolExecutor(min(WIDTH, len(nodes))) as pool:
-            answers = dict(zip((node.name for node in nodes), pool.map(ask, nodes), strict=True))
+        answers, failed = in_parallel({node.name: partial(ask, node) for node in nodes}, seconds=None)
+        for name, error in failed.items():
+            sys.stderr.write(f"{name}: snapshots: {error.text()}\n")
         return {
-            name: tuple(one for one in held if one.created == self._created)
-            for name, held in answers.items()
-            if held is not None
+            name: tuple(one for one in held if one.created == self._created) for name, held in answers.items()
         }
 
 
@@ -118,13 +110,12 @@ def _shards(held: Mapping[str, Sequence[Held]], node: Node, name: str) -> set[in
     return {shard for one in held.get(node.name, ()) if one.name == name for shard in one.shards}
 
 
-def _read(node: str, answer: bytes) -> tuple[Held, ...] | None:
+def _read(answer: bytes) -> tuple[Held, ...]:
+    """What a node says that it holds; raises RunError."""
     try:
         told = json.loads(answer)
         if told["error"]:
-            sys.stderr.write(f"{node}: snapshots: {told['error']}\n")
-            return None
+            raise RunError(str(told["error"]))
         return tuple(Held(**{**one, "shards": tuple(one["shards"])}) for one in told["held"])
-    except (ValueError, KeyError, TypeError):
-        sys.stderr.write(f"{node}: snapshots: no answer that can be read\n")
-        return None
+    except (ValueError, KeyError, TypeError) as error:
+        raise RunError("no answer that can be read") from error
