@@ -137,8 +137,8 @@ def format_flops(flops_per_second: float) -> str:
 
 def format_duration(seconds: float) -> str:
     """`12.3 ms`, `1.53 s`, `2 min 05 s`, `3 h 07 min`, `4 d 02 h`: two figures that matter."""
-    if seconds < 0:
-        return f"-{format_duration(-seconds)}"
+    if seconds <= 0:
+        return f"-{format_duration(-seconds)}" if seconds else "0 s"
     for scale, unit, limit in ((1e-6, "us", 1000), (1e-3, "ms", 1000), (1.0, "s", 60)):
         figures = float(f"{seconds / scale:.3g}")
         if figures < limit:

@@ -100,7 +100,11 @@ def _emit_lines(run: RunDir, files: Sequence[LogFile], lines: int | None, *, pre
         console.emit(line)
         silent = False
     if silent and lines != 0:  # Of a healthy run this is all: steps are events.
-        console.say(f"nothing was printed; what it did: llmtrain status {run.argument}")
+        folders = ", ".join(
+            dict.fromkeys(str(file.path.parent) for file in files if file.attempt is not None)
+        )
+        where = f"the logs in {folders} are empty" if folders else "no attempt has started"
+        console.say(f"nothing was printed: {where}; what it did: llmtrain status {run.argument}")
 
 
 def _emit_document(run: RunDir, files: Sequence[LogFile], lines: int | None) -> None:

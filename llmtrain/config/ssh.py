@@ -30,7 +30,8 @@ class SshConfig:
     connect_timeout: PositiveDuration = 10.0
     """A node that is silent for so long, in seconds, while it is connected to is given up."""
     push: bool = False
-    """Whether this llmtrain is sent to nodes, into a folder below `storage.path`, in place of one installed
-    there; `backend.python` then needs only what llmtrain depends on."""
+    """Whether this llmtrain is sent to nodes, in place of one installed there; `backend.python` then needs
+    only what llmtrain depends on. It lies in `.code` below `storage.path`, in a folder by its digest, and
+    stays there, also when a launch is refused: other runs may use it, and the next launch is quicker."""
     retries: Annotated[int, Bounds(low=0, high=3)] = 3
     """Further tries after a node has refused a connection."""

@@ -101,6 +101,16 @@ def test_a_fastest_plan_1_says_nothing(capsys: pytest.CaptureFixture[str]) -> No
     assert "slower than" not in capsys.readouterr().out
 
 
+def test_a_layout_of_fewer_accelerators_than_there_are_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+    for layout, head in (
+        ("dp=2,tp=2,pp=1", "8 x cpu (1 node), 4 used"),
+        ("dp=4,tp=2,pp=1", "8 x cpu (1 node)"),
+    ):
+        assert run(["plan", "tiny", "--layout", layout]) == 0
+        title, _, _ = capsys.readouterr().out.partition("\n\n")
+        assert title.endswith(head)
+
+
 def test_one_node_is_not_nodes(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["plan", "gpt-175b", "--cluster", "a100-32x8", "--nodes", "1"]) == 3
     assert "no layout fits on 1 node: all" in capsys.readouterr().err

@@ -97,7 +97,7 @@ def test_refused(parse, text, words) -> None:
         (units.format_count, 256, "256"),
         (units.format_count, 174.6e9, "174.6 B"),
         (units.format_flops, 312e12, "312.0 TFLOP/s"),
-        (units.format_duration, 0, "0 us"),
+        (units.format_duration, 0, "0 s"),
         (units.format_duration, 5e-6, "5 us"),
         (units.format_duration, 0.0123, "12.3 ms"),
         (units.format_duration, 0.9996, "1 s"),

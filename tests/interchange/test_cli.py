@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 
 import pytest
 from safetensors.numpy import load_file
 
 from llmtrain.cli.main import run
+from llmtrain.cli.subcommands.interchange import _tokenizer
+from llmtrain.corpus.preparation.prepare import prepare_folder
+from llmtrain.corpus.prepared import manifest_document
 from llmtrain.run.checkpoints import list_checkpoints
+from llmtrain.run.data_file import CorpusPlace, DataFile, write_data_file
 from llmtrain.run.layout import RunDir
 from tests.interchange.test_huggingface import save_random
 from tests.support.engine_cases import llama
@@ -56,7 +61,25 @@ def test_there_and_back(home, capsys):
     assert run(["checkpoint", "export", "./mine", "0", "--out", "half", "--dtype", "bfloat16"]) == 0
     seen = capsys.readouterr()
     assert seen.out == "half: LlamaForCausalLM, step 0, bfloat16\n"
-    assert "no tokenizer files" in seen.err
+    assert "no tokenizer files: the corpus that would tell" in seen.err and "(mine/data.json: m" in seen.err
+
+
+def test_why_an_export_has_no_tokenizer(tmp_path):
+    text = tmp_path / "a.txt"
+    text.write_text("some words\n" * 200)
+    made = RunDir(tmp_path / "run")
+    corpus = prepare_folder([str(text)], tmp_path / "corpus")
+    write_data_file(made.data_json, DataFile(corpora=(CorpusPlace(folder=str(corpus.folder), digest=""),)))
+    assert _tokenizer(made)[::2] == (
+        None,
+        "the built-in byte tokenizer has none (token ids are bytes of UTF-8)",
+    )
+    named = dataclasses.replace(corpus.manifest.tokenizer, name=str(tmp_path / "gone.json"))
+    document = manifest_document(dataclasses.replace(corpus.manifest, tokenizer=named))
+    (corpus.folder / "corpus.json").write_text(json.dumps(document))
+    assert _tokenizer(made)[::2] == (None, f"the run's tokenizer is gone: {tmp_path}/gone.json")
+    (tmp_path / "gone.json").write_text("{}")
+    assert _tokenizer(made)[::2] == (tmp_path / "gone.json", "")
 
 
 def test_a_damaged_checkpoint_is_not_exported(home, capsys):

@@ -73,7 +73,9 @@ def test_logs(capsys, runs) -> None:
     code, out, _ = outcome(capsys, "logs", "tiny-0001", "--runs", runs, "-f")
     assert (code, out) == (0, "[rank 0] hello from rank 0\n"), "following a run that is over ends at once"
     code, out, err = outcome(capsys, "logs", "tiny-0001", "--runs", runs, "--rank", "1")
-    assert (code, out) == (0, "") and err.startswith("nothing was printed; what it did: llmtrain status ")
+    logs = Path(runs) / "tiny-0001" / "attempts" / "1" / "logs"
+    assert (code, out) == (0, "")
+    assert err.startswith(f"nothing was printed: the logs in {logs} are empty; what it did: llmtrain status ")
 
 
 def test_logs_as_json(capsys, runs) -> None:

@@ -3,6 +3,7 @@
 import io
 import itertools
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -79,6 +80,13 @@ def test_small_terminals_keep_the_most_important_lines(tell) -> None:
         lines = draw(view, 80, height).splitlines()
         assert len(lines) <= height
         assert lines[0].startswith("tiny-0003  running") and "41 of 60" in lines[1]
+
+
+def test_after_the_last_step_nothing_is_estimated(tell) -> None:
+    view = tell("running").view()
+    assert "   eta " in draw(view, 120)
+    done = replace(view, state=replace(view.state, total_steps=view.state.step))
+    assert done.state.eta_seconds == 0 and " eta " not in draw(done, 120), "it validates and saves"
 
 
 def test_document_has_stable_keys_and_is_strict_json(story) -> None:

@@ -51,6 +51,7 @@ BAD = [
     ("extra: {--licenses: x}", "not the name of a directive"),
     ("extra: {\"a b\": x}", "not the name of a directive"),
     ("extra: {licenses: \"a\\nb\"}", "one line"),
+    ("extra: {nice: }", 'hint: for an empty text write ""'),
     ("srun_args: [--nodes=3]", "set by llmtrain for every agent"),
     ("srun_args: [-w, node1]", "set by llmtrain for every agent"),
     ("srun_args: [bash]", "not an option"),

@@ -80,7 +80,8 @@ def _title(spec: JobSpec, plan: Plan, nodes: int) -> str:
     tokens = recipe.batch.global_size * recipe.model.sequence
     accelerator = cluster.accelerator if isinstance(cluster.accelerator, str) else cluster.accelerator.name
     model = f"{format_count(plan.model.parameters)} parameters, {format_count(tokens)} tokens a step,"
-    where = f"{gpus} x {accelerator} ({plural(nodes, 'node')})"
+    used = max(candidate.layout.world_size for candidate in plan.plans)
+    where = f"{gpus} x {accelerator} ({plural(nodes, 'node')}){f', {used} used' if used < gpus else ''}"
     length = len(f"{recipe.name} on {cluster.name}: {model} {where}")
     head = f"{paint(recipe.name, 'bold')} on {paint(cluster.name, 'bold')}: {model}"
     return f"{head}{' ' if length <= WIDTH else chr(10)}{where}"

@@ -32,7 +32,6 @@ class Numbers(StrEnum):
     BFLOAT16 = "bfloat16"
 
 
-NO_TOKENIZER = "no tokenizer files: the run's tokenizer is the built-in byte tokenizer, or cannot be found"
 SAFETENSORS_NAMES = {Numbers.FLOAT32: "F32", Numbers.BFLOAT16: "BF16"}
 
 
@@ -60,7 +59,7 @@ def export(
     run = find_run(reference, runs)
     job = read_job_file(run.job_json)
     checkpoint = _whole_checkpoint(run, job.run_id, step)
-    tokenizer, separator = _tokenizer(run)
+    tokenizer, separator, missing = _tokenizer(run)
     architecture = export_huggingface(
         checkpoint.path,
         out,
@@ -75,8 +74,8 @@ def export(
         console.emit_json({"export": told})
         return
     console.emit(f"{out}: {architecture}, step {checkpoint.step}, {dtype.value}")
-    if tokenizer is None:
-        console.say(NO_TOKENIZER)
+    if missing:
+        console.say(f"no tokenizer files: {missing}")
 
 
 def import_(
@@ -132,18 +131,27 @@ def _whole_checkpoint(run: RunDir, run_id: str, step: int | None) -> Checkpoint:
     return found
 
 
-def _tokenizer(run: RunDir) -> tuple[Path | None, int | None]:
-    """tokenizer.json of the run's corpus and its end-of-text token, as far as they can be found."""
+def _tokenizer(run: RunDir) -> tuple[Path | None, int | None, str]:
+    """tokenizer.json of the run's corpus, its end-of-text token, and why there is no such file."""
     from llmtrain.corpus.prepared import MANIFEST, read_manifest
     from llmtrain.run.data_file import read_data_file
 
     try:
         folder = Path(read_data_file(run.data_json).corpora[0].folder)
         tokenizer = read_manifest(folder / MANIFEST)[0].tokenizer
-    except LlmtrainError:
-        return None, None
+    except LlmtrainError as error:
+        why = f"{error.problems[0].where}: {error.problems[0].message}"
+        return None, None, f"the corpus that would tell of a tokenizer is not to be read ({why})"
+    if tokenizer.name == "bytes":
+        return (
+            None,
+            tokenizer.separator,
+            "the built-in byte tokenizer has none (token ids are bytes of UTF-8)",
+        )
     path = Path(tokenizer.name)
-    return (path if tokenizer.name != "bytes" and path.is_file() else None), tokenizer.separator
+    if not path.is_file():
+        return None, tokenizer.separator, f"the run's tokenizer is gone: {path}"
+    return path, tokenizer.separator, ""
 
 
 def _progress(word: str) -> Callable[[int, int], None]:

@@ -274,6 +274,8 @@ def _hint(kind: FieldType, node: Node) -> str:
             return "it must be finite"
         if kind.unit is not None and kind.unit.kind in _NEEDS_UNIT and isinstance(node.value, int | float):
             return "give it a unit"
+        if kind.python is str and node.value is None and _may_be_empty(kind):
+            return 'for an empty text write ""'
         if kind.python is str and isinstance(node.value, bool | int | float):
             return f'put it in quotes: "{printable(node.text)}"'
         if kind.python is bool and node.text.lower() in {"yes", "no", "on", "off", "y", "n"}:
@@ -281,6 +283,10 @@ def _hint(kind: FieldType, node: Node) -> str:
         if kind.python in {int, float} and isinstance(node.value, str) and _number_in_quotes(node.text):
             return f"write it without quotes or separators: {_number_in_quotes(node.text)}"
     return ""
+
+
+def _may_be_empty(kind: ScalarType) -> bool:
+    return kind.pattern is None or re.fullmatch(kind.pattern.regex, "") is not None
 
 
 def _number_in_quotes(text: str) -> str:

@@ -216,7 +216,7 @@ def _progress(view: RunView, screen: Screen) -> str:
     full = round(share * width)
     bar = f"[{'=' * full}{' ' * (width - full)}]"
     text = f"{state.step} of {state.total_steps}   {bar} {percent_text(share)}"
-    if state.eta_seconds is not None and view.status is RunStatus.RUNNING:
+    if state.eta_seconds and view.status is RunStatus.RUNNING:  # After the last step the rest has no pace.
         text += f"   eta {duration_text(state.eta_seconds)}"
     return text
 
