@@ -19,6 +19,7 @@ from typing import Any
 
 from llmtrain.events import reactions, saving, schema, watching
 from llmtrain.events.schema import SCHEMA_VERSION, Payload
+from llmtrain.events.words import Source
 
 LINE_LIMIT = 1 << 20
 """Longest line, in bytes, that a reader accepts; longer ones are skipped."""
@@ -34,8 +35,7 @@ class Event:
     """Epoch seconds at the writer's clock."""
     run: str
     attempt: int
-    source: str
-    """rank | agent | supervisor (or another writer's name)."""
+    source: Source
     rank: int | None
     seq: int
     """Counts the events of one writer from 0; a gap means dropped events."""

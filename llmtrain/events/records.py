@@ -8,7 +8,15 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Literal
 
-from llmtrain.events.words import AttemptOutcome, FindingKind, IntervalSource, Level, NodeStatus, Phase
+from llmtrain.events.words import (
+    AttemptOutcome,
+    FindingKind,
+    IntervalSource,
+    Level,
+    NodeStatus,
+    Phase,
+    Source,
+)
 
 
 class RunStatus(StrEnum):
@@ -264,7 +272,7 @@ class Moment:
     attempt: int
     level: Level
     text: str
-    source: str = ""
+    source: Source | Literal[""] = ""
     rank: int | None = None
 
 

@@ -12,6 +12,10 @@ from typing import Literal
 Level = Literal["info", "warning", "error"]
 """How much a sentence should worry a person."""
 
+# ---- of all writers
+Source = Literal["rank", "agent", "supervisor"]
+"""Who says something."""
+
 # ---- of ranks
 Phase = Literal["start", "build", "load", "step", "evaluate", "checkpoint", "finish"]
 """What a rank is about; limits of the watcher are per phase."""

@@ -20,6 +20,7 @@ from types import TracebackType
 from llmtrain.events.event import LINE_LIMIT, Event, encode_line
 from llmtrain.events.line_file import LineFile
 from llmtrain.events.schema import EventsDropped, Payload
+from llmtrain.events.words import Source
 
 QUEUE_CAPACITY = 4096
 CLOSE_SECONDS = 5.0
@@ -43,7 +44,7 @@ class EventWriter:
         *,
         run: str,
         attempt: int,
-        source: str,
+        source: Source,
         rank: int | None = None,
         capacity: int = QUEUE_CAPACITY,
         clock: Callable[[], float] = time.time,

@@ -1,5 +1,6 @@
 """One line, one event: every kind round-trips, and no bytes can make the reader raise."""
 
+import dataclasses
 import json
 import math
 
@@ -68,6 +69,8 @@ def test_words_of_another_version_are_read_and_told() -> None:
         assert back is not None and back.payload == payload
         assert describe(back) is not None
     fold(event(payload) for payload in words)
+    said = dataclasses.replace(event(words[0]), source="a person")
+    assert decode_line(encode_line(said)) == said
 
 
 def test_known_words_are_plain_strings_in_a_file() -> None:
