@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import json
 from collections.abc import Mapping
 from enum import Enum
@@ -54,6 +53,8 @@ def canonical_json(value: Any) -> str:
 
 def digest(value: Any) -> str:
     """First 16 hex digits of the SHA-256 of a value's canonical JSON."""
+    import hashlib  # OpenSSL behind it is slow to load, and most commands need no digest.
+
     return hashlib.sha256(canonical_json(value).encode("ascii")).hexdigest()[:16]
 
 

@@ -39,7 +39,7 @@ class Layout:
     @property
     def world_size(self) -> int:
         """Number of ranks."""
-        return self.dims.world_size
+        return self.pp * self.dp * self.cp * self.tp
 
     def micro_batches(self, global_batch: int) -> tuple[int, ...]:
         """Micro-batches of each replica; replicas differ by at most one when dp does not divide them.

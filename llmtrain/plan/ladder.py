@@ -48,7 +48,7 @@ def make_ladder(
 
 
 def _anew(search: Search, nodes: int) -> Candidate | None:
-    found = search.run(nodes, free_replicas=True)
+    found = search.run(nodes, free_replicas=True, kept=1)
     return found.candidates[0] if found.candidates else None
 
 

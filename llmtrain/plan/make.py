@@ -46,7 +46,7 @@ def make_plan(
     usable = cluster.nodes - cluster.spares
     search = Search(evaluator, spec.recipe, features)
     if layout is None:
-        found = _searched(search, evaluator, spec, usable, features)
+        found = _searched(search, evaluator, spec, usable, features, top)
     else:
         fixed = _fixed(evaluator, layout, usable, features)
         found = Found((fixed,), (fixed,), Refused(), 1, 1, (layout,))
@@ -83,10 +83,10 @@ def make_evaluator(spec: JobSpec) -> Evaluator:
     return Evaluator(make_workload(spec.recipe, machine.software.framework), machine, band)
 
 
-def _searched(
-    search: Search, evaluator: Evaluator, spec: JobSpec, nodes: int, features: EngineFeatures
+def _searched(  # noqa: PLR0917
+    search: Search, evaluator: Evaluator, spec: JobSpec, nodes: int, features: EngineFeatures, top: int
 ) -> Found:
-    found = search.run(nodes)
+    found = search.run(nodes, kept=top)
     if not found.candidates:
         raise InfeasibleError(nothing_fits(evaluator, spec.recipe, found.refused, nodes, features))
     return found

@@ -7,14 +7,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from llmtrain.config.layout import Layout
+from llmtrain.config.layout import Layout, Schedule
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineFeatures:
     """Limits of an engine; `None` as a maximum means any degree."""
 
-    schedules: tuple[str, ...] = ("1f1b",)
+    schedules: tuple[Schedule, ...] = ("1f1b",)
     recompute: tuple[str, ...] = ("none",)
     zero: tuple[int, ...] = (1,)
     sequence_parallel: bool = False

@@ -6,8 +6,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from math import ceil
-from typing import Any, cast
 
 from llmtrain.config.layout import Layout
 from llmtrain.config.recipe import Recipe
@@ -31,7 +31,7 @@ _SHAPES = 48
 Axes = tuple[int, int, int, int]
 """Degrees of tp, cp, ep and pp."""
 _KEPT = 64
-"""Fitting layouts that are evaluated in full, fastest first."""
+"""Most fitting layouts that are evaluated in full, fastest first."""
 
 
 @dataclass(slots=True)
@@ -90,11 +90,11 @@ class Search:
         self._features = features
         self._space = Space(recipe, evaluator.work, evaluator.machine, features)
 
-    def run(self, nodes: int, *, free_replicas: bool = False) -> Found:
+    def run(self, nodes: int, *, free_replicas: bool = False, kept: int = _KEPT) -> Found:
         """Search the layouts that use at most `nodes` nodes.
 
         `free_replicas` ignores a dp and an accumulation fixed by the recipe (the ladder: fewer nodes, same
-        batch).
+        batch). `kept` limits the candidates, which are evaluated in full.
         """
         refused, points = Refused(), list[Point]()
         space, looked = self._space, 0
@@ -110,7 +110,7 @@ class Search:
                             continue
                         looked += self._axes((tp, cp, ep, pp), nodes, free_replicas, refused, points)
         points.sort(key=lambda point: point.seconds)
-        return self._found(points, refused, looked)
+        return self._found(points, refused, looked, min(kept, _KEPT))
 
     def run_shapes(self, shapes: Sequence[Layout], nodes: int) -> Candidate | None:
         """The best of some layouts with as many replicas as `nodes` nodes hold; None when none of them
@@ -173,13 +173,13 @@ class Search:
         even = total % dp == 0 and micro_batches % pp == 0
         model, limit = evaluator.memory_model, evaluator.usable_memory
         for knob in knobs:
-            layout = _layout(axes, dp, micro, knob)
             rule = INTERLEAVING_RULE if knob.vpp > 1 and not even else ""
             if knob.zero == 3 and total % dp:
                 rule = GATHERING_RULE
             if rule:
-                refused.count(rule, lambda: self._uneven(layout, rule))  # noqa: B023 (called at once)
+                refused.count(rule, partial(self._uneven, axes, dp, micro, knob, rule))
                 continue
+            layout = _layout(axes, dp, micro, knob)
             need = model.least(layout, micro_batches)
             # A layout that is surely too big matters only as an example, or as the nearest miss.
             matters = "memory" not in refused.counts or (not points and need < refused.nearest_need)
@@ -192,7 +192,8 @@ class Search:
                 refused.nearest, refused.nearest_need = layout, need
             refused.count("memory", lambda: too_big(need, limit))  # noqa: B023 (called at once)
 
-    def _uneven(self, layout: Layout, rule: str) -> Refusal:
+    def _uneven(self, axes: Axes, dp: int, micro: int, knobs: Knobs, rule: str) -> Refusal:
+        layout = _layout(axes, dp, micro, knobs)
         return next(r for r in knob_refusals(self._evaluator.work, layout, self._features) if r.rule == rule)
 
     def _replicas(self, axes: Axes, micro: int, nodes: int, free: bool) -> list[int]:
@@ -229,10 +230,10 @@ class Search:
         """Bytes that the fullest rank of a layout needs."""
         return self._evaluator.memory_model.need(point.layout, point.micro_batches)
 
-    def _found(self, points: list[Point], refused: Refused, looked: int) -> Found:
+    def _found(self, points: list[Point], refused: Refused, looked: int, kept: int) -> Found:
         choice = choose(points, self._memory)
         best = [choice] if choice else []
-        best += [point for point in points[:_KEPT] if point is not choice]
+        best += [point for point in points[:kept] if point is not choice]
         candidates = tuple(self._evaluator.candidate(point.layout) for point in best)
         front = tuple(self._evaluator.candidate(point.layout) for point in pareto(points, self._memory))
         plain = [point for point in points if point.layout.vpp == 1]
@@ -248,9 +249,9 @@ def _layout(axes: Axes, dp: int, micro: int, knobs: Knobs) -> Layout:
         vpp=knobs.vpp,
         cp=axes[1],
         ep=axes[2],
-        zero=cast(Any, knobs.zero),
+        zero=knobs.zero,
         sequence_parallel=knobs.sequence_parallel,
         micro_batch=micro,
-        schedule=cast(Any, knobs.schedule),
-        recompute=cast(Any, knobs.recompute),
+        schedule=knobs.schedule,
+        recompute=knobs.recompute,
     )

@@ -7,8 +7,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import gcd
-from typing import Any
+from typing import Any, Literal
 
+from llmtrain.config.layout import Recompute, Schedule
 from llmtrain.config.recipe import MicroRange, Recipe
 from llmtrain.plan.layouts.engine_features import EngineFeatures
 from llmtrain.plan.machine import Machine
@@ -25,10 +26,10 @@ class Knobs:
     """What goes with the axes."""
 
     vpp: int
-    schedule: str
-    recompute: str
+    schedule: Schedule
+    recompute: Recompute
     sequence_parallel: bool
-    zero: int
+    zero: Literal[0, 1, 2, 3]
 
 
 class Space:
@@ -70,11 +71,11 @@ class Space:
                     for stage in zero:
                         yield Knobs(vpp, schedule, recompute, sequence_parallel, stage)
 
-    def _schedules(self, pp: int) -> Iterator[tuple[int, str]]:
+    def _schedules(self, pp: int) -> Iterator[tuple[int, Schedule]]:
         fixed, features = self._fixed, self._features
         for vpp in _choices(fixed.vpp, self._chunk_counts(pp)):
             if fixed.schedule != "auto":
-                names: list[str] = [fixed.schedule]
+                names: list[Schedule] = [fixed.schedule]
             elif vpp > 1:
                 names = ["interleaved"]
             else:

@@ -147,6 +147,7 @@ class _Rank:
             at_end = self._early_and_late(chunk)[1]
         before = ledger.now
         arrive: Callable[[float], None] = ledger.touch
+        gradients: Gradients | None = None
         if self._releases and not block.puts_off:
             gradients = Gradients(ledger, self._buckets(chunk), self._layout.dp)
             arrive = gradients.arrive
@@ -156,10 +157,10 @@ class _Rank:
             self._head(ledger, in_blocks)
         else:
             ledger.take(block.own)  # the gradient that was received
-        for index in self._worth_a_look(ledger, self._counts[chunk]):
+        for index in self._worth_a_look(ledger, self._counts[chunk], gradients):
             ledger.take(self._resident if index else 0.0)
             lent = index == self._counts[chunk] - 1 and chunk < self._last
-            if self._releases and not block.puts_off:
+            if gradients is not None:
                 block.backward(ledger, arrive, lent=lent)
             else:
                 self._played.backward(ledger, lent=lent)
@@ -195,9 +196,16 @@ class _Rank:
         block.norm(ledger)
         ledger.take(block.own)  # there was no residual stream to add to
 
-    def _worth_a_look(self, ledger: Ledger, layers: int) -> Iterator[int]:
+    def _worth_a_look(self, ledger: Ledger, layers: int, gradients: Gradients | None) -> Iterator[int]:
         """Blocks of a chunk, from the last one, that may be the fullest moment: kept activations only become
         fewer, gradients and what is put off more."""
+        if gradients is not None:
+            index = layers - 1
+            while index >= 0:
+                before = gradients.mark()
+                yield index
+                index -= 1 + (gradients.pass_over(before, index - 1) if index < layers - 1 else 0)
+            return
         if self._releases:
             yield from reversed(range(layers))
             return

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import lru_cache
 from heapq import heapify, heapreplace
+from math import ceil
 
 
 def micro_batches_in_flight(schedule: str, stages: int, chunks: int, micro_batches: int, stage: int) -> float:
@@ -77,10 +78,12 @@ def split_layers(layers: int, stages: int, chunks: int = 1, head: float = 0.0) -
 def _deal(layers: int, loads: Sequence[float], ends: Sequence[int]) -> list[int]:
     """How many layers each place gets when they go one by one to the least load; of equal ones to the least
     of `ends`, then to the first."""
-    places = [(load, ends[index], index) for index, load in enumerate(loads)]
+    # So many each gets in any case: a place takes at most the loads' spread more than any other one.
+    sure = max(0, layers // len(loads) - ceil(max(loads) - min(loads)))
+    places = [(load + sure, ends[index], index) for index, load in enumerate(loads)]
     heapify(places)
-    counts = [0] * len(loads)
-    for _ in range(layers):
+    counts = [sure] * len(loads)
+    for _ in range(layers - sure * len(loads)):
         load, end, index = places[0]
         counts[index] += 1
         heapreplace(places, (load + 1.0, end, index))

@@ -11,14 +11,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import groupby, islice
-from typing import Literal
+from typing import Literal, NamedTuple
 
 Work = Literal["forward", "backward", "weight"]
 """`backward` is that of the inputs only where `weight` follows."""
 
 
-@dataclass(frozen=True, slots=True)
-class Pass:
+class Pass(NamedTuple):
     """One pass of one micro-batch through one chunk of layers; chunks count over the whole pipeline."""
 
     work: Work
