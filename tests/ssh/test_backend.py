@@ -14,7 +14,6 @@ import pytest
 from llmtrain import __version__
 from llmtrain.backends.ssh import SshBackend
 from llmtrain.cli.launch import _fit_backend
-from llmtrain.cli.main import run as run_cli
 from llmtrain.config.job import resolve
 from llmtrain.config.layout import Layout
 from llmtrain.errors import ConfigError, LlmtrainError
@@ -229,34 +228,6 @@ def test_full_disk(bed_home, ssh_bed, tmp_path) -> None:
         f"{small}: cannot be written here: no space left on device\n"
         "  hint: storage.path or --run-dir names it"
     )
-
-
-# ---- hostfiles
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        (None, "{file}: the hostfile cannot be read: No such file or directory\n"
-               "  hint: backend.ssh.hostfile names it"),
-        ("", "{file}: the hostfile names no node\n  hint: one name a line, e.g. `node[01-04]`"),
-        ("node[1-3]\n", "{file}: nodes = 4, but 3 are named\n  hint: set nodes to 3"),
-        ("node[1-4] slots=8\n", "{file}:1: `node1` has slots=8, but gpus_per_node is 2\n"
-                                "  hint: all nodes run the same number of ranks"),
-        ("node1\nnode1\n", "{file}:2: `node1` is named twice, first at {file}:1\n"
-                           "  hint: name every node once"),
-    ],
-)  # fmt: skip
-def test_wrong_hostfiles(home, tmp_path, text, message) -> None:
-    file = tmp_path / "hosts.txt"
-    if text is not None:
-        file.write_text(text)
-    bed = SshBed(work=tmp_path, names=("node1",), variables={}, net="")
-    profile = ssh_runs.write_profile(tmp_path / "bed.yaml", bed, nodes=4)
-    profile.write_text(profile.read_text().replace("hosts: ['node1']", "hostfile: hosts.txt"))
-    spec = resolve("tiny", str(profile))
-    with pytest.raises(ConfigError) as caught:
-        SshBackend(spec.cluster)
-    assert caught.value.problems[0].text() == message.format(file=file)
-    assert run_cli(["launch", "tiny", "--cluster", str(profile), "--dry-run"]) == 2
 
 
 def test_hostfile(bed_home, ssh_bed, tmp_path) -> None:
