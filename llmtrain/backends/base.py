@@ -196,6 +196,16 @@ class WatchedBackend(Protocol):
         ...
 
 
+@runtime_checkable
+class RehearsedBackend(Protocol):
+    """A backend whose nodes may be lost on purpose."""
+
+    @property
+    def is_rehearsed(self) -> bool:
+        """Whether they are, which tells other runs nothing about them."""
+        ...
+
+
 def dead_holder(run: RunDir, backend: Backend) -> int | None:
     """Token of the lease's holder when its file looks alive, but the scheduler has ended its job."""
     holder = read_holder(run)

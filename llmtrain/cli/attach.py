@@ -7,7 +7,7 @@ import time
 from typing import TYPE_CHECKING
 
 from llmtrain.cli import console
-from llmtrain.cli.job import end_job, exit_code_of_job, is_started_again, see_job_off, wait_in_queue
+from llmtrain.cli.job import end_job, exit_code_of_job, see_job_off, wait_in_queue
 from llmtrain.errors import ExitStatus
 
 if TYPE_CHECKING:
@@ -40,6 +40,7 @@ def start_and_attach(run: RunDir, job: JobFile, backend: Backend, *, detach: boo
 
 def _attach(run: RunDir, backend: Backend, handle: JobHandle, since: float, stops: _Stops) -> int:
     from llmtrain.backends.base import AllocationBackend, JobState
+    from llmtrain.backends.restarts import is_started_again
     from llmtrain.observe.terminal_views.progress import follow
     from llmtrain.observe.terminal_views.screen import make_console
 

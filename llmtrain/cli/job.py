@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from llmtrain.run.layout import RunDir
 
 POLL_SECONDS = 0.5
-SETTLE_SECONDS = 90.0
-"""How long a job that stopped early may take to leave, or to be queued again."""
 SHOWN_LINES = 10
 RECORD_BYTES = 1 << 16
 """Room that a record and its temporary copy need."""
@@ -103,25 +101,6 @@ def waiting_text(handle: JobHandle, status: JobStatus) -> str:
         shape = "%H:%M" if abs(status.expected_start - time.time()) < 43200 else "%Y-%m-%d %H:%M"
         when = f", expected to start at {time.strftime(shape, time.localtime(status.expected_start))}"
     return f"job {handle} waits{reason}{when}"
-
-
-def is_started_again(backend: Backend, handle: JobHandle, incarnation: str) -> bool:
-    """Whether a scheduler goes on with a run that stopped early: with the same job, or the next of a chain.
-
-    `incarnation` is of the job's start that has just ended.
-    """
-    from llmtrain.backends.base import AllocationBackend, JobState
-
-    if not isinstance(backend, AllocationBackend):
-        return False
-    deadline = time.monotonic() + SETTLE_SECONDS
-    while True:
-        status = backend.poll(handle)
-        if status.incarnation != incarnation:
-            return True
-        if status.state != JobState.RUNNING or time.monotonic() > deadline:
-            return status.state == JobState.PENDING
-        time.sleep(POLL_SECONDS)
 
 
 def exit_code_of_job(run: RunDir, status: JobStatus, code: int, since: float) -> int:

@@ -16,12 +16,17 @@ if TYPE_CHECKING:
 def rehearse_and_tell(
     recipe: str, cluster: str, overrides: Sequence[str], names: str, *, as_json: bool
 ) -> int:
-    """Rehearse, print what was measured; 0 only when every scenario that could be rehearsed recovered."""
+    """Rehearse, print what was measured; 0 only when every scenario that could be rehearsed recovered.
+
+    Of `all`, those that cannot be rehearsed with the profile are left out.
+    """
     from dataclasses import asdict
 
-    from llmtrain.supervise.rehearsal.rehearse import chosen, rehearse
+    from llmtrain.supervise.rehearsal.rehearse import EVERYTHING, chosen, rehearse
 
-    outcomes = rehearse(recipe, cluster, overrides, chosen(names), console.say)
+    outcomes = rehearse(
+        recipe, cluster, overrides, chosen(names), console.say, leaves_out=names == EVERYTHING
+    )
     done = [outcome for outcome in outcomes if not outcome.skipped]
     if as_json:
         console.emit_json({"scenarios": [asdict(outcome) for outcome in outcomes]})
@@ -44,4 +49,6 @@ def _table(outcomes: Sequence[Outcome]) -> str:
 
 
 def _seconds(value: float | None) -> str:
-    return "-" if value is None else f"{value:.1f} s"
+    if value is None:
+        return "-"
+    return f"{value:.1f} s" if value >= 1.0 else f"{max(value, 0.001):.3f} s"

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from llmtrain import __version__
+from llmtrain.backends.local import LocalBackend
 from llmtrain.backends.rehearsed import RehearsedNodes
 from llmtrain.errors import InfeasibleError, RunError, UsageError
 from llmtrain.plan.document import plan_document
@@ -17,10 +19,12 @@ from llmtrain.run.atomic import write_json
 from llmtrain.run.job_file import JobFile
 from llmtrain.run.ladder_file import read_allowance, read_ladder
 from llmtrain.run.layout import RunDir
+from llmtrain.run.node_history import recall
 from llmtrain.run.record import RunRecord
 from llmtrain.supervise.decision.allowance import allow_fewer
 from llmtrain.supervise.detection.limits import Limits
 from llmtrain.supervise.nodes.members import Members
+from llmtrain.supervise.nodes.membership import with_losses
 from tests.support.breakable import several_nodes
 
 
@@ -68,6 +72,19 @@ def test_nodes_that_join_at_a_later_start_count_as_nodes_at_launch(tmp_path: Pat
     record = Members(run, job, RehearsedNodes(job.spec.cluster, run), Limits()).enter(record)
     assert sorted(record.nodes, key=lambda name: int(name[1:])) == [f"n{index}" for index in range(1, 11)]
     assert record.lost_nodes == ("n5",)
+
+
+def test_what_is_lost_on_purpose_says_nothing_about_nodes_to_other_runs(tmp_path: Path) -> None:
+    run, job = planned(tmp_path)
+    cluster = job.spec.cluster
+    cluster = replace(cluster, storage=replace(cluster.storage, path=str(tmp_path / "storage")))
+    job = replace(job, spec=replace(job.spec, cluster=cluster))
+    before = RunRecord(run_id="r", created=0.0)
+    after = with_losses(before, ["n5"], "gone", 1.0)
+    Members(run, job, RehearsedNodes(cluster, run), Limits()).remember(before, after)
+    assert not recall(tmp_path / "storage")
+    Members(run, job, LocalBackend(cluster), Limits()).remember(before, after)
+    assert [(verdict.node, verdict.verdict) for verdict in recall(tmp_path / "storage")] == [("n5", "lost")]
 
 
 def test_a_person_extends_the_ladder_below_the_budget(tmp_path: Path) -> None:

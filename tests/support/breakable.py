@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from llmtrain import __version__
-from llmtrain.backends.rehearsed import RehearsedNodes, lose_node, return_node
+from llmtrain.backends.rehearsed import RehearsedNodes, lose_stand_in, return_node
 from llmtrain.config.job import JobSpec, resolve
 from llmtrain.plan.document import plan_document
 from llmtrain.plan.make import make_plan
@@ -35,6 +35,12 @@ inter_node: {{data: {{kind: tcp}}, control: {{kind: tcp}}}}
 storage: {{path: {storage}, bandwidth: 1 GB/s}}
 backend: {{kind: local}}
 """
+
+
+class BreakableNodes(RehearsedNodes):
+    """Nodes whose losses are as good as real ones: they are remembered."""
+
+    is_rehearsed = False
 
 
 def several_nodes(folder: Path, *overrides: str, nodes: int, spares: int = 0) -> JobSpec:
@@ -72,7 +78,7 @@ def supervise(run: RunDir, quarantine: float = 60.0, step_up: float = 60.0) -> s
 def break_node(run: RunDir, name: str) -> None:
     """Power off a node of the newest attempt."""
     nodes = read_record(run).attempts[-1].nodes
-    lose_node(run, name, nodes.index(name) if name in nodes else None)
+    lose_stand_in(run, name, nodes.index(name) if name in nodes else None)
 
 
 def mend_node(run: RunDir, name: str) -> None:
@@ -88,4 +94,4 @@ if __name__ == "__main__":
         "step_up_look": step_up,
         "step_up_back_off": step_up,
     }
-    sys.exit(supervisor.main(sys.argv[1:2], RehearsedNodes, lambda limits: replace(limits, **times)))
+    sys.exit(supervisor.main(sys.argv[1:2], BreakableNodes, lambda limits: replace(limits, **times)))

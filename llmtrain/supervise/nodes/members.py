@@ -12,6 +12,7 @@ from llmtrain.backends.base import (
     Backend,
     Node,
     PreflightBackend,
+    RehearsedBackend,
     ReturnBackend,
     WatchedBackend,
 )
@@ -136,6 +137,8 @@ class Members:
 
     def remember(self, before: RunRecord, after: RunRecord) -> None:
         """Let other runs know of nodes that this one has lost."""
+        if self._is_rehearsed:
+            return
         new = [loss for loss in after.losses if loss not in before.losses and loss.is_away]
         losses = [
             Verdict(node=loss.node, time=loss.since, verdict="lost", why=loss.why, by=self._run_dir.run_id)
@@ -146,7 +149,8 @@ class Members:
     def convict(self, node: str, why: str) -> None:
         """A node is slow: it is used last from the next attempt on, and other runs learn of it."""
         word = Verdict(node=node, time=time.time(), verdict="slow", why=why, by=self._run_dir.run_id)
-        remember(self._storage, [word])
+        if not self._is_rehearsed:
+            remember(self._storage, [word])
         self._convicted[node] = f"slow: {why}"
         self._take(self.nodes)
 
@@ -166,6 +170,12 @@ class Members:
     def left(self, record: RunRecord) -> int:
         """How many nodes are left."""
         return len(self._left(record))
+
+    @property
+    def _is_rehearsed(self) -> bool:
+        """Whether things go wrong on purpose: then no node is to blame, and other runs need not know."""
+        is_played = isinstance(self._backend, RehearsedBackend) and self._backend.is_rehearsed
+        return is_played or bool(self._job.spec.recipe.faults.inject)
 
     @property
     def _storage(self) -> Path:

@@ -1,12 +1,12 @@
-"""`python -m llmtrain.supervise.rehearsal RUN_DIR`: the supervisor of a run over several nodes of this
-machine that can be lost; it looks for them again after a second instead of a minute."""
+"""`python -m llmtrain.supervise.rehearsal RUN_DIR`: the supervisor of a run over nodes that can be lost on
+purpose; it looks for them again after a second instead of a minute."""
 
 from __future__ import annotations
 
 import sys
 from dataclasses import replace
 
-from llmtrain.backends.rehearsed import RehearsedNodes
+from llmtrain.backends.rehearsed import rehearsed
 from llmtrain.supervise.__main__ import main
 from llmtrain.supervise.detection.limits import Limits
 
@@ -17,4 +17,4 @@ def hasty(limits: Limits) -> Limits:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:], RehearsedNodes, hasty))
+    sys.exit(main(sys.argv[1:], rehearsed, hasty))

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from llmtrain.backends.rehearsed import lose_node, return_node
+from llmtrain.backends.rehearsed import return_node
 from llmtrain.errors import ExitStatus
 from llmtrain.events.event import Event
 from llmtrain.events.schema import (
+    AttemptStarted,
     CheckpointCommitted,
     CheckpointFailed,
     Decided,
@@ -23,8 +26,6 @@ from llmtrain.supervise.rehearsal.stage import RehearsalError, Stage
 
 VICTIM = 1
 """Rank that the failure meets."""
-LOST = "n2"
-"""Node that is lost."""
 SLOW_FROM = 30
 """Step from which the slow rank is slow."""
 
@@ -35,7 +36,8 @@ class Sight:
 
     injected: float
     detected: float
-    recovered: float
+    recovered: float | None
+    """None where nothing has to recover."""
     what: str
 
 
@@ -76,6 +78,14 @@ def must_finish(stage: Stage) -> list[Event]:
     return events
 
 
+def _last_step(events: Sequence[Event], before: float = math.inf) -> float:
+    """When the last step before a moment was done. Raises RehearsalError."""
+    times = [each.time for each in events if isinstance(each.payload, StepFinished) and each.time < before]
+    if not times:
+        raise RehearsalError("it came before the first step was done")
+    return max(times)
+
+
 def _failure_of(stage: Stage, kind: str) -> Sight:
     """A failure that the recipe injects: it began when the step before it ended."""
     events = must_finish(stage)
@@ -83,11 +93,8 @@ def _failure_of(stage: Stage, kind: str) -> Sight:
     assert isinstance(found.payload, Found)
     if found.payload.finding != kind or found.payload.rank != VICTIM:
         raise RehearsalError(f"it was taken for {found.payload.finding}: {found.payload.message}")
-    steps = [
-        each.time for each in events if isinstance(each.payload, StepFinished) and each.time < found.time
-    ]
     return Sight(
-        injected=max(steps),
+        injected=_last_step(events, found.time),
         detected=found.time,
         recovered=trains_again(events, found.time),
         what=found.payload.message,
@@ -113,8 +120,8 @@ def slow(stage: Stage) -> Sight:
     if named.payload.rank != VICTIM:
         raise RehearsalError(f"rank {named.payload.rank} was named instead of rank {VICTIM}")
     steps = {e.payload.step: e.time for e in events if isinstance(e.payload, StepFinished)}
-    text = f"rank {VICTIM} takes {100 * named.payload.excess:.0f} % longer"
-    return Sight(injected=steps[SLOW_FROM - 1], detected=named.time, recovered=named.time, what=text)
+    text = f"rank {VICTIM} on {named.payload.node} takes {100 * named.payload.excess:.0f} % longer: is named"
+    return Sight(injected=steps[SLOW_FROM - 1], detected=named.time, recovered=None, what=text)
 
 
 def full_disk(stage: Stage) -> Sight:
@@ -130,24 +137,23 @@ def full_disk(stage: Stage) -> Sight:
 def corrupt_shard(stage: Stage) -> Sight:
     """The newest checkpoint is damaged while nobody reads it, and then needed."""
     stage.wait_for_checkpoint(12)
-    stage.wait_for_step(13)
     damaged = stage.damage_newest_checkpoint()
-    killed = stage.kill_rank(VICTIM)
     events = must_finish(stage)
-    restored = first(events, Restored, killed)
+    found = first(events, Found)
+    restored = first(events, Restored, found.time)
     assert isinstance(restored.payload, Restored)
     if restored.payload.step >= damaged:
         raise RehearsalError(f"the damaged checkpoint of step {damaged} was not noticed")
     return Sight(
-        injected=killed,
+        injected=_last_step(events, found.time),
         detected=restored.time,
-        recovered=trains_again(events, killed),
+        recovered=trains_again(events, found.time),
         what=f"step {damaged} is damaged: went on from step {restored.payload.step}",
     )
 
 
 def preemption(stage: Stage) -> Sight:
-    """The run is told to leave, saves, and is resumed."""
+    """The run is told to leave, saves, and goes on: a scheduler queues its job again, else it is resumed."""
     stage.wait_for_step(10)
     asked = stage.preempt()
     code = stage.wait_for_end()
@@ -156,48 +162,62 @@ def preemption(stage: Stage) -> Sight:
             f"the preempted run ended with exit code {code}, not {int(ExitStatus.RESUMABLE)}"
         )
     left = first(stage.events(), RunEnded)
-    stage.resume()
+    how = stage.go_on()
     events = must_finish(stage)
     done = [e.payload.step for e in events if isinstance(e.payload, StepFinished)]
     if len(done) != len(set(done)):
         raise RehearsalError("steps were done twice, although there was time to save")
     again = trains_again(events, left.time)
-    return Sight(injected=asked, detected=left.time, recovered=again, what="saved, left with 75, was resumed")
+    return Sight(injected=asked, detected=left.time, recovered=again, what=f"saved, left with 75, {how}")
 
 
 def lost_node(stage: Stage) -> Sight:
     """A node is lost for good."""
-    return _lose(stage, returns=False)
+    lost = _lose(stage)
+    lost_at = _last_step(stage.events())
+    events = _went_on(stage, lost)
+    found, shapes = first(events, Found), _nodes_of_attempts(events)
+    return Sight(
+        injected=lost_at,
+        detected=found.time,
+        recovered=trains_again(events, found.time),
+        what=f"{lost} is left out, {len(shapes[1])} nodes go on",
+    )
 
 
 def returned_node(stage: Stage) -> Sight:
     """A lost node comes back and is taken up."""
-    return _lose(stage, returns=True)
-
-
-def _lose(stage: Stage, *, returns: bool) -> Sight:
-    stage.wait_for_step(10)
-    lose_node(stage.run, LOST, stage.place_of(LOST))
-    steps = [e.time for e in stage.events() if isinstance(e.payload, StepFinished)]
-    lost_at = max(steps)
+    lost = _lose(stage)
     stage.wait_for_step(11, attempt=2)
-    if returns:
-        return_node(stage.run, LOST)
-    events = must_finish(stage)
-    found = first(events, Found)
-    shapes = [e.payload.nodes for e in events if e.kind == "attempt_started"]  # type: ignore[attr-defined]
-    if LOST in shapes[1]:
-        raise RehearsalError(f"{LOST} was used again at once")
-    if not returns:
-        again, what = trains_again(events, found.time), f"{LOST} left out, {len(shapes[1])} nodes go on"
-        return Sight(injected=lost_at, detected=found.time, recovered=again, what=what)
+    return_node(stage.run, lost)
+    back = time.time()
+    events = _went_on(stage, lost)
+    shapes = _nodes_of_attempts(events)
     up = [e for e in events if isinstance(e.payload, Decided) and "steps up" in e.payload.reason]
-    if not up or LOST not in shapes[-1]:
-        raise RehearsalError(f"{LOST} came back and was not taken up")
-    back = first(events, Restored, found.time).time
+    if not up or lost not in shapes[-1]:
+        raise RehearsalError(f"{lost} came back and was not taken up")
     return Sight(
         injected=back,
         detected=up[0].time,
         recovered=trains_again(events, up[0].time),
-        what=f"{LOST} taken up again: {len(shapes[1])} -> {len(shapes[-1])} nodes",
+        what=f"{lost} is taken up again: {len(shapes[1])} -> {len(shapes[-1])} nodes",
     )
+
+
+def _lose(stage: Stage) -> str:
+    """Lose a node of a run that trains; its name."""
+    stage.wait_for_step(10)
+    return stage.lose_node()
+
+
+def _went_on(stage: Stage, lost: str) -> list[Event]:
+    """All events of a run that went on without a node. Raises RehearsalError."""
+    events = must_finish(stage)
+    shapes = _nodes_of_attempts(events)
+    if len(shapes) < 2 or lost in shapes[1]:
+        raise RehearsalError(f"{lost} was used again at once, or its loss not noticed")
+    return events
+
+
+def _nodes_of_attempts(events: Sequence[Event]) -> list[tuple[str, ...]]:
+    return [tuple(e.payload.nodes) for e in events if isinstance(e.payload, AttemptStarted)]

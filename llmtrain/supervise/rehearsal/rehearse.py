@@ -8,23 +8,28 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from llmtrain.backends.base import Backend
 from llmtrain.backends.registry import load_backend
-from llmtrain.config.job import resolve
+from llmtrain.backends.slurm.login import is_elsewhere
+from llmtrain.config.cluster import ClusterProfile
+from llmtrain.config.job import JobSpec, resolve
+from llmtrain.config.slurm import slurm_config
 from llmtrain.errors import ConfigError, LlmtrainError, UsageError
 from llmtrain.plan.make import make_plan
+from llmtrain.run.record import RunRecord
 from llmtrain.supervise.create import create_run, plan_as_files, run_dir_for
+from llmtrain.supervise.nodes.membership import fewest_nodes
 from llmtrain.supervise.rehearsal.acts import Sight
-from llmtrain.supervise.rehearsal.scenarios import SCENARIOS, SMALL, Scenario
+from llmtrain.supervise.rehearsal.scenarios import ONE_RANK, SCENARIOS, SMALL, Scenario
 from llmtrain.supervise.rehearsal.stage import Stage
 
+EVERYTHING = "all"
 LIMIT_SECONDS = 420.0
-"""For one scenario."""
+"""For one scenario, without the time that its job waits in a queue."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """How a scenario went; times in seconds from the failure."""
+    """How a scenario went; times in seconds from the failure, `recover_seconds` None where nothing had to."""
 
     name: str
     does: str
@@ -39,12 +44,14 @@ class Outcome:
 def chosen(names: str) -> tuple[Scenario, ...]:
     """The scenarios of a comma-separated list, or of `all`. Raises UsageError."""
     known = {scenario.name: scenario for scenario in SCENARIOS}
-    if names == "all":
+    if names == EVERYTHING:
         return SCENARIOS
     wanted = [name.strip() for name in names.split(",")]
     for name in wanted:
         if name not in known:
-            raise UsageError(f"there is no scenario `{name}`", hint=f"known: {', '.join(known)}, all")
+            raise UsageError(
+                f"there is no scenario `{name}`", hint=f"known: {', '.join(known)}, {EVERYTHING}"
+            )
     return tuple(known[name] for name in wanted)
 
 
@@ -54,30 +61,53 @@ def rehearse(
     overrides: Sequence[str],
     scenarios: Sequence[Scenario],
     say: Callable[[str], None],
+    *,
+    leaves_out: bool = False,
 ) -> list[Outcome]:
-    """Rehearse scenarios; what went wrong in one is its outcome. Raises ConfigError for what concerns all."""
+    """Rehearse scenarios; what went wrong in one is its outcome. Those that cannot be rehearsed on the
+    cluster are refused, before anything starts, or left out where that is wanted.
+
+    Raises UsageError for such, ConfigError and InfeasibleError for what concerns all.
+    """
+    base = resolve(recipe, cluster, [*SMALL, *ONE_RANK, *overrides]).cluster
+    refuse_elsewhere(base)
+    why_not = {scenario.name: why for scenario in scenarios if (why := scenario.why_not(base))}
+    if why_not and (not leaves_out or len(why_not) == len(scenarios)):
+        raise UsageError(
+            "; ".join(f"`{name}` cannot be rehearsed here: {why}" for name, why in why_not.items())
+        )
     outcomes = []
     for scenario in scenarios:
+        if scenario.name in why_not:
+            say(f"{scenario.name}: left out: {why_not[scenario.name]}")
+            outcomes.append(_left_out(scenario, why_not[scenario.name]))
+            continue
         say(f"{scenario.name}: {scenario.does}")
-        outcomes.append(_one(recipe, cluster, overrides, scenario, say))
+        words = [*SMALL, *scenario.overrides, *scenario.places(base), *overrides]
+        outcomes.append(_one(resolve(recipe, cluster, words), scenario, say))
     return outcomes
 
 
-def _one(
-    recipe: str, cluster: str, overrides: Sequence[str], scenario: Scenario, say: Callable[[str], None]
-) -> Outcome:
-    spec = resolve(recipe, cluster, [*SMALL, *scenario.overrides, *overrides])
-    why = _why_not(scenario, spec.cluster.backend.kind)
-    if why:
-        return Outcome(name=scenario.name, does=scenario.does, recovered=False, skipped=True, what=why)
+def refuse_elsewhere(cluster: ClusterProfile) -> None:
+    """Raise UsageError for a profile whose runs lie on a login node that is another machine."""
+    if is_elsewhere(cluster):
+        login = slurm_config(cluster.backend.slurm).login
+        raise UsageError(
+            f"a rehearsal watches its runs closely, and those of this profile lie on {login}",
+            hint=f"rehearse there: log in to {login} and type the same",
+        )
+
+
+def _one(spec: JobSpec, scenario: Scenario, say: Callable[[str], None]) -> Outcome:
     plan = make_plan(spec)
     run = run_dir_for(f"rehearsal-{scenario.name}", spec.cluster.storage.path, None)
     job, rendered = plan_as_files(run, spec, plan)
-    backend: Backend | None = None if scenario.is_of_nodes else load_backend(spec.cluster)
-    if backend is not None and (problems := backend.check(spec, run)):
+    backend = load_backend(spec.cluster)
+    fewest = fewest_nodes(job, RunRecord(run_id=job.run_id, created=0.0), None)
+    if problems := backend.check(spec, run, fewest=fewest):
         raise ConfigError(problems)
     create_run(run, rendered)
-    stage = Stage(run, job, backend, LIMIT_SECONDS)
+    stage = Stage(run, job, backend, limit=LIMIT_SECONDS, loses_nodes=scenario.is_of_nodes, say=say)
     try:
         stage.start()
         sight = scenario.act(stage)
@@ -90,12 +120,8 @@ def _one(
     return _outcome(scenario, sight)
 
 
-def _why_not(scenario: Scenario, kind: str) -> str:
-    if scenario.is_of_nodes and kind != "local":
-        return "nodes of a real cluster are not cut off by a rehearsal; --cluster local loses stand-ins"
-    if scenario.needs_local and kind != "local":
-        return "touches processes and files of the ranks: only with a local profile"
-    return ""
+def _left_out(scenario: Scenario, why: str) -> Outcome:
+    return Outcome(name=scenario.name, does=scenario.does, recovered=False, skipped=True, what=why)
 
 
 def _outcome(scenario: Scenario, sight: Sight) -> Outcome:
@@ -104,7 +130,7 @@ def _outcome(scenario: Scenario, sight: Sight) -> Outcome:
         does=scenario.does,
         recovered=True,
         detect_seconds=max(0.0, sight.detected - sight.injected),
-        recover_seconds=max(0.0, sight.recovered - sight.injected),
+        recover_seconds=None if sight.recovered is None else max(0.0, sight.recovered - sight.injected),
         what=sight.what,
     )
 

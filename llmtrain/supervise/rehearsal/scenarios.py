@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
+from llmtrain.config.cluster import ClusterProfile
 from llmtrain.supervise.rehearsal import acts
 from llmtrain.supervise.rehearsal.acts import Sight
 from llmtrain.supervise.rehearsal.stage import Stage
+from llmtrain.units import plural
 
 SMALL = (
     "model.layers=2",
@@ -23,17 +25,20 @@ SMALL = (
     "faults.standby=false",
 )
 """Turns the recipe `tiny` into one whose steps take milliseconds."""
+THREE_NODES = 3
 NODES = (
-    "cluster.nodes=3",
+    f"cluster.nodes={THREE_NODES}",
+    "cluster.spares=0",
     "cluster.gpus_per_node=1",
-    "cluster.inter_node={data: {kind: tcp}, control: {kind: tcp}}",
     "faults.node_loss_budget=0.4",
     "cluster.failures.restart=0",
-    "parallel.dp=3",
+    f"parallel.dp={THREE_NODES}",
     "parallel.tp=1",
     "parallel.pp=1",
 )
 """Three nodes of one rank."""
+STAND_INS = ("cluster.inter_node={data: {kind: tcp}, control: {kind: tcp}}",)
+"""Nodes of this machine, whose profile may know of one only."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,10 +49,32 @@ class Scenario:
     does: str
     overrides: Sequence[str]
     act: Callable[[Stage], Sight]
+    ranks: int = 2
     is_of_nodes: bool = False
-    """Whether nodes are lost; on one machine only, where they are stand-ins."""
-    needs_local: bool = False
-    """Whether files or processes of the ranks are touched."""
+    """Whether nodes are lost; those of a local profile are stand-ins."""
+    damages_files: bool = False
+    """Whether files that ranks have written are touched, so that this machine has to see them."""
+
+    def places(self, cluster: ClusterProfile) -> tuple[str, ...]:
+        """Overrides that spread the ranks over the nodes of a profile."""
+        if self.is_of_nodes:
+            return (*NODES, *(STAND_INS if cluster.backend.kind == "local" else ()))
+        usable = max(1, cluster.nodes - cluster.spares)
+        return (f"cluster.gpus_per_node={-(-self.ranks // usable)}",) if usable > 1 else ()
+
+    def why_not(self, cluster: ClusterProfile) -> str:
+        """Why it cannot be rehearsed on a cluster; empty when it can."""
+        kind, usable = cluster.backend.kind, cluster.nodes - cluster.spares
+        if self.is_of_nodes and kind == "slurm":
+            return "a rehearsal takes no nodes away from SLURM; `--cluster local` loses stand-ins"
+        if self.is_of_nodes and kind != "local" and cluster.nodes < THREE_NODES:
+            return f"it takes {THREE_NODES} nodes, and the profile has {cluster.nodes}"
+        if not self.is_of_nodes and usable * cluster.gpus_per_node < self.ranks:
+            has = plural(usable * cluster.gpus_per_node, "accelerator")
+            return f"it takes {self.ranks} accelerators, and the profile has {has}"
+        if self.damages_files and cluster.storage.shared != "everywhere":
+            return "checkpoints lie on the nodes (storage.shared), and this machine cannot damage them"
+        return ""
 
 
 SLOW_RANKS = 4
@@ -61,6 +88,7 @@ def _slow_faults() -> Iterator[str]:
     yield f"{{kind: slow, step: {acts.SLOW_FROM}, steps: 1000, rank: {acts.VICTIM}, seconds: 400ms}}"
 
 
+ONE_RANK = ("parallel.dp=1", "parallel.tp=1", "parallel.pp=1")
 TWO_REPLICAS = ("parallel.dp=2", "parallel.tp=1", "parallel.pp=1")
 FOUR_REPLICAS = (f"parallel.dp={SLOW_RANKS}", "parallel.tp=1", "parallel.pp=1")
 SCENARIOS: tuple[Scenario, ...] = (
@@ -96,11 +124,12 @@ SCENARIOS: tuple[Scenario, ...] = (
             f"faults.inject=[{', '.join(_slow_faults())}]",
         ),
         act=acts.slow,
+        ranks=SLOW_RANKS,
     ),
     Scenario(
         name="lost-node",
         does="a node is gone; the others go on",
-        overrides=(*NODES, "train.steps=60", "checkpoint.every_steps=5"),
+        overrides=("train.steps=60", "checkpoint.every_steps=5"),
         act=acts.lost_node,
         is_of_nodes=True,
     ),
@@ -108,7 +137,6 @@ SCENARIOS: tuple[Scenario, ...] = (
         name="returned-node",
         does="a lost node comes back and is taken up",
         overrides=(
-            *NODES,
             "train.steps=150",
             "checkpoint.every_steps=10",
             # Slow enough to be still at it when the node is back.
@@ -133,12 +161,14 @@ SCENARIOS: tuple[Scenario, ...] = (
         does="the newest checkpoint is damaged, and then needed",
         overrides=(
             *TWO_REPLICAS,
-            "train.steps=24",
+            "train.steps=20",
             "checkpoint.every_steps=6",
-            "faults.inject=[{kind: slow, step: 14, steps: 4, seconds: 2s}]",
+            # Slow enough for the damage to be done between the save of step 12 and the death.
+            "faults.inject=[{kind: slow, step: 13, steps: 4, seconds: 2s}, "
+            f"{{kind: kill, step: 17, rank: {acts.VICTIM}}}]",
         ),
         act=acts.corrupt_shard,
-        needs_local=True,
+        damages_files=True,
     ),
     Scenario(
         name="preemption",
@@ -150,7 +180,6 @@ SCENARIOS: tuple[Scenario, ...] = (
             "faults.inject=[{kind: slow, step: 11, steps: 3, seconds: 1s}]",
         ),
         act=acts.preemption,
-        needs_local=True,
     ),
 )
 """All scenarios, in the order of `all`."""
