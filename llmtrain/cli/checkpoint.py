@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -17,7 +17,7 @@ from llmtrain.errors import ExitStatus
 
 if TYPE_CHECKING:
     from llmtrain.errors import Problem
-    from llmtrain.run.checkpoints import Checkpoint, Manifest
+    from llmtrain.run.checkpoints import Checkpoint, Manifest, Retention
     from llmtrain.run.layout import RunDir
 
 _HELP = "List, show, verify, prune, export and import checkpoints."
@@ -85,16 +85,7 @@ def _show(
     manifest = read_manifest(checkpoint.path)
     problems = verify(checkpoint.path, checksums=False)
     if as_json:
-        listed = {key: {"dtype": t.dtype, "shape": list(t.shape)} for key, t in manifest.tensors.items()}
-        shards = [{"file": s.file, "bytes": s.bytes, "checksum": s.checksum} for s in manifest.shards]
-        document = {
-            **_summary(checkpoint),
-            "extra": manifest.info.extra,
-            "files": shards,
-            "tensor_list": listed,
-            "problems": console.problem_documents(problems),
-        }
-        console.emit_json({"checkpoint": document})
+        console.emit_json({"checkpoint": _document(checkpoint, manifest, problems)})
         return
     console.say_problems(problems, word="problem")
     _print(checkpoint, manifest, problems)
@@ -128,27 +119,15 @@ def _verify(
         console.say_problems(lost, word="problem")
     if not chosen:
         resolve_step(root, None)
-    found: list[tuple[Checkpoint, list[Problem]]] = []
+    found: dict[Checkpoint, list[Problem]] = {}
     for checkpoint in chosen:
-        problems = verify(checkpoint.path, run_id=_run_id(run.path))
-        found.append((checkpoint, problems))
+        problems = found[checkpoint] = verify(checkpoint.path, run_id=_run_id(run.path))
         if not as_json:
             console.emit(f"{checkpoint.name}: {'damaged' if problems else 'whole'}")
             console.say_problems(problems, word="problem")
     if as_json:
-        documents = [
-            {
-                "name": checkpoint.name,
-                "step": checkpoint.step,
-                "problems": console.problem_documents(problems),
-            }
-            for checkpoint, problems in found
-        ]
-        whole = [checkpoint.name for checkpoint, problems in found if not problems]
-        newest = whole[0] if whole else None
-        of_latest = console.problem_documents(lost)
-        console.emit_json({"checkpoints": documents, "newest_whole": newest, "problems": of_latest})
-    if lost or any(problems for _, problems in found):
+        console.emit_json(_verdicts(found, lost))
+    if lost or any(found.values()):
         raise typer.Exit(ExitStatus.FAILED)
 
 
@@ -176,6 +155,10 @@ def _prune(
     found = retention(root, keep, protect=kept_for_ever(keep_every), checksums=True, all_kept=True)
     if not dry_run:
         delete(found.outdated)
+    _tell_pruned(found, dry_run=dry_run, as_json=as_json)
+
+
+def _tell_pruned(found: Retention, *, dry_run: bool, as_json: bool) -> None:
     if as_json:
         deleted, kept = ([each.name for each in part] for part in (found.outdated, found.kept))
         damaged = [
@@ -236,6 +219,33 @@ def _summary(checkpoint: Checkpoint) -> dict[str, Any]:
         "tensors": len(manifest.tensors),
         "saved": saved,
         "base": info.base.name if info.base else None,
+    }
+
+
+def _document(checkpoint: Checkpoint, manifest: Manifest, problems: Sequence[Problem]) -> dict[str, Any]:
+    """All of one checkpoint, as `show` tells it."""
+    listed = {key: {"dtype": t.dtype, "shape": list(t.shape)} for key, t in manifest.tensors.items()}
+    shards = [{"file": s.file, "bytes": s.bytes, "checksum": s.checksum} for s in manifest.shards]
+    return {
+        **_summary(checkpoint),
+        "extra": manifest.info.extra,
+        "files": shards,
+        "tensor_list": listed,
+        "problems": console.problem_documents(problems),
+    }
+
+
+def _verdicts(found: Mapping[Checkpoint, Sequence[Problem]], lost: Sequence[Problem]) -> dict[str, Any]:
+    """What `verify` found, newest first; `lost` is wrong with no checkpoint, but with their pointer."""
+    documents = [
+        {"name": each.name, "step": each.step, "problems": console.problem_documents(problems)}
+        for each, problems in found.items()
+    ]
+    newest = next((each.name for each, problems in found.items() if not problems), None)
+    return {
+        "checkpoints": documents,
+        "newest_whole": newest,
+        "problems": console.problem_documents(lost),
     }
 
 

@@ -12,6 +12,7 @@ from llmtrain.cli.options import RUNS, Json, RunName, Runs
 from llmtrain.errors import CheckpointError, ConfigError, ExitStatus
 
 if TYPE_CHECKING:
+    from llmtrain.backends.base import Backend
     from llmtrain.run.job_file import JobFile
     from llmtrain.run.ladder_file import Allowance
     from llmtrain.run.layout import RunDir
@@ -46,19 +47,14 @@ def _resume(
 
     A finished run is left as it is (exit code 0); a run that is being supervised is refused.
     """
-    import sys
-
     from llmtrain.backends.base import dead_holder
     from llmtrain.backends.registry import load_backend
     from llmtrain.cli.attach import start_and_attach
-    from llmtrain.render.scripts import render_scripts
     from llmtrain.run.find import find_run
     from llmtrain.run.job_file import read_job_file
     from llmtrain.run.layout import RunDir
     from llmtrain.run.lease import refuse_if_supervised
     from llmtrain.run.record import read_record
-    from llmtrain.supervise.create import rewrite_scripts
-    from llmtrain.supervise.nodes.membership import fewest_nodes
 
     found = RunDir(find_run(run, runs).path.absolute())
     if (code := forwarded(found, run)) is not None:
@@ -68,14 +64,25 @@ def _resume(
     refuse_if_supervised(found, dead=dead_holder(found, backend))
     if record.stage == "ended" and record.exit_status == ExitStatus.DONE:
         return _say_done(found, record, as_json=as_json)
-    if job.spec.cluster.storage.shared == "everywhere":
-        _refuse_fresh(found, record)  # Elsewhere the checkpoints cannot be seen from here; the ranks look.
-    fewest = fewest_nodes(job, record, _allowance(found, job, nodes))
-    if problems := backend.check(job.spec, found, fewest=fewest):
-        raise ConfigError(problems)
-    found.stop_file.unlink(missing_ok=True)
-    rewrite_scripts(found, render_scripts(job, found, python=sys.executable))
+    _make_ready(found, record, job, backend, nodes)
     return start_and_attach(found, job, backend, detach=detach, as_json=as_json)
+
+
+def _make_ready(run: RunDir, record: RunRecord, job: JobFile, backend: Backend, nodes: int | None) -> None:
+    """Look whether the run can go on, then bring its folder up to date. Raises LlmtrainError."""
+    import sys
+
+    from llmtrain.render.scripts import render_scripts
+    from llmtrain.supervise.create import rewrite_scripts
+    from llmtrain.supervise.nodes.membership import fewest_nodes
+
+    if job.spec.cluster.storage.shared == "everywhere":
+        _refuse_fresh(run, record)  # Elsewhere the checkpoints cannot be seen from here; the ranks look.
+    fewest = fewest_nodes(job, record, _allowance(run, job, nodes))
+    if problems := backend.check(job.spec, run, fewest=fewest):
+        raise ConfigError(problems)
+    run.stop_file.unlink(missing_ok=True)
+    rewrite_scripts(run, render_scripts(job, run, python=sys.executable))
 
 
 def _say_done(run: RunDir, record: RunRecord, *, as_json: bool) -> int:

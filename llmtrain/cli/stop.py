@@ -45,19 +45,13 @@ def _stop(
     from llmtrain.run.find import find_run
     from llmtrain.run.lease import read_holder
     from llmtrain.run.record import read_record
-    from llmtrain.supervise.detection.limits import SAVE_SECONDS
-    from llmtrain.supervise.stop import ask_to_stop
 
     found = find_run(run, runs)
     if (code := forwarded(found, run)) is not None:
         return code
     holder = read_holder(found)
     if holder is not None and holder.is_alive:
-        ask_to_stop(found, now=now, grace=grace)
-        what = "leave now" if now else "save and leave"
-        console.say(f"asked the supervisor ({holder.describe()}) to {what}")
-        _wait(found, holder, 0.0 if now else SAVE_SECONDS if grace is None else grace)
-        _end_job(found, now=now)
+        _end_supervised(found, holder, now=now, grace=grace)
         word = "stopped"
     else:
         word = _end_job(found, now=now) or _end_leftovers(found)
@@ -67,6 +61,18 @@ def _stop(
         told = {"run": found.run_id, "path": str(found.path.absolute()), "state": word}
         console.emit_json({**told, "exit_status": record.exit_status})
     return ExitStatus.DONE
+
+
+def _end_supervised(run: RunDir, holder: LeaseHolder, *, now: bool, grace: float | None) -> None:
+    """Ask the supervisor to end the run, and wait until it has left."""
+    from llmtrain.supervise.detection.limits import SAVE_SECONDS
+    from llmtrain.supervise.stop import ask_to_stop
+
+    ask_to_stop(run, now=now, grace=grace)
+    what = "leave now" if now else "save and leave"
+    console.say(f"asked the supervisor ({holder.describe()}) to {what}")
+    _wait(run, holder, 0.0 if now else SAVE_SECONDS if grace is None else grace)
+    _end_job(run, now=now)
 
 
 def _wait(run: RunDir, holder: LeaseHolder, grace: float) -> None:

@@ -41,13 +41,10 @@ def survey_nodes(
     """
     names = calls.hostnames(node_list)
     rows = calls.nodes(node_list)
-    deaf = [name for name in names if name in rows and not rows[name].is_well]
+    silent = _silent(names, rows)
+    heard = [name for name in names if name not in silent]
     with nonce_file(folder) as (file, nonce):
-        work = {
-            name: partial(ask, transport(name), name, python, file, write=write)
-            for name in names
-            if name not in deaf
-        }
+        work = {name: partial(ask, transport(name), name, python, file, write=write) for name in heard}
         reports, failed = in_parallel(work, seconds=REPORT_SECONDS + 10)
     expected = Expected(
         llmtrain=__version__,
@@ -61,11 +58,16 @@ def survey_nodes(
         name: replace(report, entered_by=_address(report, rows.get(name), name))
         for name, report in reports.items()
     }
-    silent = {
-        name: SlurmError(f"SLURM says {rows[name].state}", where=name, hint=f"`scontrol show node {name}`")
-        for name in deaf
-    }
     return judged(names, placed, {**silent, **failed}, expected)
+
+
+def _silent(names: Sequence[str], rows: Mapping[str, NodeRow]) -> dict[str, SlurmError]:
+    """Nodes that SLURM does not hear of, and what it says of them."""
+    return {
+        name: SlurmError(f"SLURM says {rows[name].state}", where=name, hint=f"`scontrol show node {name}`")
+        for name in names
+        if name in rows and not rows[name].is_well
+    }
 
 
 def fit_nodes(survey: Survey, *, needed: int = 1, interface: str = "") -> tuple[Node, ...]:
