@@ -100,9 +100,9 @@ _HOPPER = {
     "launch_gap": 8.9e-6,
 }
 _POWER_CAPPED = {
-    "gemm_ceiling": 0.56,
+    "gemm_ceiling": 0.58,
     "fp8_ceiling": 0.59,
-    "attention": (0.22, 0.38, 0.56),
+    "attention": (0.22, 0.31, 0.56),
     "memory_efficiency": 0.75,
 }
 _BLACKWELL = {

@@ -97,20 +97,24 @@ def step_bars() -> list[Bar]:
 def later_bars() -> list[Bar]:
     """Print the step times and the memory of sources that nothing, or little, was fitted to; return their
     bars."""
-    unseen: list[float] = []
-    fitted: list[float] = []
+    kinds: dict[str, list[float]] = {"later": [], "fitted": [], "held out": []}
     memory: list[float] = []
     print(f"\n{'step time, later sources':32s}   n  MAPE  median    bias    worst")
     for name, runs in later_runs().items():
         found = [predict(run.step) / run.step.seconds - 1 for run in runs]
         print_errors(f"{name:30s}", found)
         for run, error in zip(runs, found, strict=True):
-            (fitted if run.step.cluster.accelerator in FITTED_TO else unseen).append(error)
+            kind = "fitted" if run.step.cluster.accelerator in FITTED_TO else "later"
+            kinds["held out" if run.held_out else kind].append(error)
         memory += [reserved(run.step) / run.reserved - 1 for run in runs if run.reserved]
     print_errors(f"{'memory, allocator':30s}", memory)
+    later, fitted, held_out = kinds.values()
+    middle = 100 * median(map(abs, held_out))
     return [
-        Bar(f"later sources, MAPE ({len(unseen)} runs)", mape(unseen), 9.5, 10.0),
+        Bar(f"later sources, MAPE ({len(later)} runs)", mape(later), 7.0, 10.0),
         Bar(f"later Blackwell runs, partly fitted, MAPE ({len(fitted)} runs)", mape(fitted), 5.0, 5.0),
+        Bar(f"held-out sources, MAPE ({len(held_out)} runs)", mape(held_out), 10.0, 10.0),
+        Bar(f"held-out sources, median ({len(held_out)} runs)", middle, 7.5, 7.5),
         Bar(f"later sources, memory, MAPE ({len(memory)} runs)", mape(memory), 5.0, 3.0),
     ]
 

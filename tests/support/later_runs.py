@@ -1,9 +1,10 @@
 """Measured runs of later sources (tests/data/later_runs.yaml). The planner's constants were not fitted to
-them, except those of Blackwell accelerators."""
+them, except those of Blackwell accelerators; what a source says of its software and network stands beside its
+rows."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,6 @@ from llmtrain.config.model import ModelConfig, RopeConfig
 from llmtrain.config.numerics import PrecisionConfig
 from llmtrain.config.recipe import BatchConfig, Recipe, TrainConfig
 from llmtrain.plan.calibrate import MeasuredStep
-from tests.support.published import FSDP, NEMO
 
 FITTED_TO = ("b200", "gb200")
 """Accelerators whose constants these runs were also used for."""
@@ -30,13 +30,18 @@ DATA = Path(__file__).resolve().parents[1] / "data" / "later_runs.yaml"
 LINKS = {
     "h100-sxm": ("nvlink4", "ib-ndr", 400e9),
     "h100-96g-hbm2e": ("nvlink4", "ib-ndr", 400e9),
+    "h200-sxm": ("nvlink4", "ib-ndr", 400e9),
     "b200": ("nvlink5", "ib-ndr", 400e9),
     "gb200": ("nvlink5", "ib-ndr", 400e9),
+    "a100-40g-sxm": ("nvlink3", "ib-hdr", 200e9),
     "a100-80g-sxm": ("nvlink3", "ib-hdr", 200e9),
+    "a800-80g-sxm": ("nvlink3-a800", "ib-hdr", 200e9),
+    "v100-32g-sxm": ("nvlink2", "ib-hdr", 100e9),
 }
 """Inside a node, between nodes, bytes/s of a node: those of the DGX systems."""
 _DOMAIN = 64
 """GB200 that share one NVLink domain in runs of a power of two."""
+_TRAITS = tuple(field.name for field in fields(SoftwareConfig))
 
 
 @dataclass(frozen=True)
@@ -46,6 +51,8 @@ class LaterRun:
     step: MeasuredStep
     reserved: float | None
     """Most bytes that the allocator held, where published."""
+    held_out: bool
+    """Whether it was written down before the planner had seen its source."""
 
 
 def later_runs() -> dict[str, list[LaterRun]]:
@@ -62,37 +69,40 @@ def later_runs() -> dict[str, list[LaterRun]]:
 
 def _run(source: dict[str, Any], models: dict[str, Any], row: dict[str, Any]) -> LaterRun:
     model = _model(models[row["model"]], row.get("sequence"))
-    tokens = row["global"] * model.sequence
+    seconds = row.get("seconds")
+    if seconds is None:
+        seconds = row["global"] * model.sequence / row["tokens"] / row["gpus"]
     recipe = Recipe(
         name=row["model"],
         model=model,
         batch=BatchConfig(global_size=row["global"], micro=row["micro"]),
-        precision=PrecisionConfig(mode=source["precision"]),
+        precision=PrecisionConfig(mode=row.get("precision", source["precision"])),
         train=TrainConfig(steps=1),
     )
     step = MeasuredStep(
-        recipe=recipe,
-        cluster=_cluster(source, row),
-        layout=_layout(row),
-        seconds=tokens / row["tokens"] / row["gpus"],
+        recipe=recipe, cluster=_cluster(source, row), layout=_layout(row), seconds=float(seconds)
     )
-    return LaterRun(step, row["reserved_gib"] * 2**30 if "reserved_gib" in row else None)
+    reserved = row["reserved_gib"] * 2**30 if "reserved_gib" in row else None
+    return LaterRun(step, reserved, source.get("held_out", False))
 
 
 def _model(shape: dict[str, Any], sequence: int | None) -> ModelConfig:
-    is_gpt3 = shape["kind"] == "gpt" and shape["vocab"] == 51200
     return ModelConfig(
         kind=shape["kind"],
         layers=shape["layers"],
         hidden=shape["hidden"],
         heads=shape["heads"],
         kv_heads=shape.get("kv_heads", shape["heads"]),
+        head_dim=shape.get("head_dim"),
         ffn_hidden=shape["ffn"],
         vocab=shape["vocab"],
         sequence=sequence or shape["sequence"],
-        bias=False,
-        rope=None if is_gpt3 else RopeConfig(),
-        tie_embeddings=False,
+        bias=shape.get("bias", False),
+        qk_norm=shape.get("qk_norm", False),
+        rope=RopeConfig() if shape.get("rope", True) else None,
+        tie_embeddings=shape.get("tied", False),
+        experts=shape.get("experts"),
+        experts_per_token=shape.get("top"),
     )
 
 
@@ -104,8 +114,9 @@ def _layout(row: dict[str, Any]) -> Layout:
         pp=pp,
         cp=cp,
         vpp=vpp,
+        ep=row.get("ep", 1),
         zero=row["zero"],
-        sequence_parallel=tp > 1,
+        sequence_parallel=row.get("sequence_parallel", True) and tp > 1,
         micro_batch=row["micro"],
         schedule="interleaved" if vpp > 1 else "1f1b",
         recompute=row["recompute"],
@@ -114,7 +125,14 @@ def _layout(row: dict[str, Any]) -> Layout:
 
 def _cluster(source: dict[str, Any], row: dict[str, Any]) -> ClusterProfile:
     inside, between, bandwidth = LINKS[row["accelerator"]]
-    per_node = 8
+    stated = source.get("network", {})
+    inside_bandwidth = None
+    if "inside" in stated and row["accelerator"] == "h100-sxm":  # an H800 is an H100 with less NVLink
+        inside, inside_bandwidth = stated["inside"]
+    if "between" in stated:
+        between, bandwidth = stated["between"]
+    bandwidth = row.get("bandwidth", bandwidth)
+    per_node = min(8, row["gpus"])
     if row["accelerator"] == "gb200":
         per_node = min(_DOMAIN, row["gpus"])
         bandwidth *= per_node / 8
@@ -123,25 +141,19 @@ def _cluster(source: dict[str, Any], row: dict[str, Any]) -> ClusterProfile:
         nodes=row["gpus"] // per_node,
         gpus_per_node=per_node,
         accelerator=row["accelerator"],
-        intra_node=LinkConfig(kind=inside),
+        intra_node=LinkConfig(kind=inside, bandwidth=inside_bandwidth),
         inter_node=InterNodeConfig(
-            data=LinkConfig(kind=between, bandwidth=bandwidth), control=LinkConfig(kind="tcp")
+            data=LinkConfig(kind=row.get("link", between), bandwidth=bandwidth),
+            control=LinkConfig(kind="tcp"),
         ),
         storage=StorageConfig(bandwidth=50e9),
         backend=BackendConfig(kind="slurm"),
-        software=_software(source, row),
+        software=SoftwareConfig(
+            **{**source["software"], **{name: row[name] for name in _TRAITS if name in row}}
+        ),
     )
 
 
-def _software(source: dict[str, Any], row: dict[str, Any]) -> SoftwareConfig:
-    if source["software"] == "fsdp":
-        return replace(FSDP, shard_within_node=row["within_node"])
-    if source["software"] == "torchtitan":
-        return replace(
-            FSDP,
-            fused_kernels=True,
-            selective_recompute="operators",
-            fp8_scaling=source["fp8_scaling"],
-            fp8_gather=True,
-        )
-    return replace(NEMO, fp8_scaling=source["fp8_scaling"])
+def _own_traits(row: dict[str, Any]) -> dict[str, Any]:
+    """What a row says of its software itself."""
+    return {name: row[name] for name in _TRAITS if name in row}

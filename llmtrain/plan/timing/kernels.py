@@ -74,35 +74,44 @@ class Kernels:
         self._attention_share = share * machine.attention
         self._narrow_loss = _NARROW_LOSS.get(fused, 0.0)
         self._batches: dict[tuple[int, int, int, int], float] = {}
-        self._remembered: dict[tuple[int, int, int, bool, bool], float] = {}
+        self._remembered: dict[tuple[int, int, int, int, bool, bool], float] = {}
 
     def stream(self, moved: float, kernels: float = 1.0) -> float:
         """Seconds of `kernels` passes that move `moved` bytes through device memory altogether."""
         return moved / self._bandwidth + kernels * self._gap
 
     def product(
-        self, m: float, n: float, k: float, *, accumulate: bool = False, linear: bool = True
+        self,
+        m: float,
+        n: float,
+        k: float,
+        *,
+        accumulate: bool = False,
+        linear: bool = True,
+        groups: int = 1,
     ) -> float:
         """Seconds of an (m x k) by (k x n) product; `accumulate`: the result is added to FP32 gradients.
 
         `linear` products run in FP8 when the mode says so; the others (head, unfused attention) never do.
+        `groups`: equal products of one kernel (a mixture's experts), whose tiles share the waves.
         """
-        key = (ceil(m), ceil(n), ceil(k), accumulate, linear and self._fp8)
+        key = (ceil(m), ceil(n), ceil(k), groups, accumulate, linear and self._fp8)
         seconds = self._remembered.get(key)
         if seconds is None:
-            seconds = self._remembered[key] = self._product(*key)
+            seconds = self._remembered[key] = self._product(key[:4], *key[4:])
         return seconds
 
-    def _product(self, m: int, n: int, k: int, accumulate: bool, fp8: bool) -> float:
+    def _product(self, sizes: tuple[int, int, int, int], accumulate: bool, fp8: bool) -> float:
+        m, n, k, groups = sizes
         size = 1 if fp8 else self._element
         moved = size * (m * k + k * n) + (8 if accumulate else self._element) * m * n
-        memory = moved / self._bandwidth
+        memory = groups * moved / self._bandwidth
         rate = self._fp8_rate if fp8 else self._plain_rate
         if self._units == 1:  # no kernel adds to the gradients by itself: the product is stored, and read
-            stored = 2 * size * m * n / self._bandwidth if accumulate else 0.0
-            return 2.0 * m * n * k / rate + memory + stored + self._gap
+            stored = 2 * size * groups * m * n / self._bandwidth if accumulate else 0.0
+            return 2.0 * groups * m * n * k / rate + memory + stored + self._gap
         rate *= _alignment(m, n) if accumulate else _alignment(n, k)
-        compute = self._tiled(m, n, k, rate / self._units, self._fill(fp8))
+        compute = self._tiled(sizes, rate / self._units, self._fill(fp8))
         joint = float((compute**4 + memory**4) ** 0.25)
         return joint + (0.2 * memory if accumulate else 0.0) + self._gap
 
@@ -110,20 +119,20 @@ class Kernels:
         peak = self.peak if fp8 else self._plain_peak
         return float(_FILL * (peak / self._units / _FILL_RATE) ** _FILL_GROWTH)
 
-    def _tiled(self, m: int, n: int, k: int, rate: float, fill: float) -> float:
+    def _tiled(self, sizes: tuple[int, int, int, int], rate: float, fill: float) -> float:
         """Seconds of the best tile and split along k; `rate`: FLOP/s of one multiprocessor at the ceiling."""
-        best = float("inf")
+        (m, n, k, groups), best = sizes, float("inf")
         for rows, columns in _TILES:
             area = rows * columns
             speed = rate * (1.0 - _SMALL_TILE_LOSS * (1.0 - area / _LARGEST_TILE))
-            tiles = ceil(m / rows) * ceil(n / columns)
+            tiles = groups * ceil(m / rows) * ceil(n / columns)
             for split in (1, 2, 4):
                 if split > 1 and k < 512 * split:
                     break
                 waves = ceil(tiles * split / self._units)
                 seconds = waves * 2.0 * area * (k / split + fill) / speed
                 if split > 1:
-                    seconds += 8.0 * m * n * split / self._bandwidth
+                    seconds += 8.0 * groups * m * n * split / self._bandwidth
                 best = min(best, seconds)
         return best
 

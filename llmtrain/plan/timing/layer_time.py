@@ -157,9 +157,9 @@ class BlockTimer:
         if shape.router:
             sizes.append((tokens, shape.experts, hidden, 1))
         product = self.kernels.product
-        forward = sum(count * product(m, n, k) for m, n, k, count in sizes)
-        inputs = sum(count * product(m, k, n) for m, n, k, count in sizes)
-        weights = sum(count * product(k, n, m, accumulate=True) for m, n, k, count in sizes)
+        forward = sum(product(m, n, k, groups=count) for m, n, k, count in sizes)
+        inputs = sum(product(m, k, n, groups=count) for m, n, k, count in sizes)
+        weights = sum(product(k, n, m, accumulate=True, groups=count) for m, n, k, count in sizes)
         return forward, inputs, weights
 
     def _core(self, layout: Layout) -> tuple[float, float]:

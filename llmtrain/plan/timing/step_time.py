@@ -127,7 +127,8 @@ def _pipeline(timer: BlockTimer, layout: Layout) -> tuple[float, float]:
     if machine.is_cpu:
         one += _CPU_HAND_OVER * machine.launch_gap
     total = 2 * layout.vpp * one
-    return (0.0, total) if machine.software.overlap_pipeline else (total, 0.0)
+    hidden = (1 - _STOLEN) * total if machine.software.overlap_pipeline else 0.0
+    return total - hidden, hidden
 
 
 def _data(timer: BlockTimer, layout: Layout, block: BlockTime, micro_batches: int) -> tuple[float, float]:
