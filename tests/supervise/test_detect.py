@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import pytest
 
@@ -11,8 +12,14 @@ from llmtrain.agent import messages
 from llmtrain.events import schema
 from llmtrain.events.event import Event, encode_line
 from llmtrain.events.state import RunState, apply
-from llmtrain.supervise.detection.detect import describe_exit, detect, ended_well
-from llmtrain.supervise.detection.limits import Limits, limits_for
+from llmtrain.supervise.detection.detect import describe_exit, detect
+from llmtrain.supervise.detection.limits import (
+    PHASE_SECONDS,
+    Limits,
+    limits_for,
+    predicted_save_seconds,
+    predicted_step_seconds,
+)
 from llmtrain.supervise.detection.reports import NodeReport, Reports
 
 LIMITS = Limits()
@@ -259,53 +266,15 @@ def test_ranks_that_never_speak() -> None:
     assert story.kinds() == ["start_timeout"]
 
 
-@pytest.mark.parametrize(
-    ("reasons", "codes", "expected"),
-    [
-        (("completed",) * 4, (0, 0), "completed"),
-        (("stopped",) * 4, (0, 0), "stopped"),
-        (("completed",) * 4, (0, 1), None),
-        (("completed",) * 4, (0,), None),
-        ((), (0, 0), None),
-    ],
-)
-def test_ended_well(reasons: tuple[str, ...], codes: tuple[int, ...], expected: str | None) -> None:
-    story = Story().up()
-    for rank, reason in enumerate(reasons):
-        story.tell(rank, schema.RankFinished(reason=reason, step=9))
-    for node, code in enumerate(codes):
-        story.script(node, code)
-    assert ended_well(story.reports) == expected
-
-
-@pytest.mark.parametrize(
-    ("reasons", "expected"),
-    [
-        (("completed",) * 4, "completed"),  # asked to leave in the last step's validation
-        (("stopped",) * 4, "stopped"),
-        (("completed", "completed", "completed"), None),
-    ],
-)
-def test_ranks_whose_torchrun_a_scheduler_killed_end_as_they_say(
-    reasons: tuple[str, ...], expected: str | None
-) -> None:
-    story = Story().up()
-    for rank, reason in enumerate(reasons):
-        story.tell(rank, schema.RankFinished(reason=reason, step=9))
-    for node in range(2):
-        story.script(node, 143)
-    assert ended_well(story.reports) is None
-    assert ended_well(story.reports, stop_wanted=True) == expected
-
-
-def test_nobody_finished_though_all_left_in_order() -> None:
-    """Ranks that wait in standby leave with 0 when their time is up: nothing was trained."""
-    story = Story().up()
-    for node in range(2):
-        story.script(node, 0)
-    [finding] = detect(story.state, story.reports, LIMITS, story.now)
-    assert finding.kind == "launcher_failed"
-    assert "no rank said" in finding.message
+def test_a_predicted_long_save_widens_what_reads_and_writes_checkpoints(tmp_path: Path) -> None:
+    (plan := tmp_path / "plan.json").write_text('{"reliability": {"checkpoint_seconds": 5000.0}}')
+    assert (predicted_save_seconds(plan), predicted_step_seconds(plan)) == (5000.0, 0.0)
+    limits = limits_for(1.0, save_seconds=5000.0)
+    widened = {phase for phase in PHASE_SECONDS if limits.phase(phase) == 50_000.0}
+    assert widened == {"load", "checkpoint", "finish"}
+    assert all(limits.phase(each) == PHASE_SECONDS[each] for each in PHASE_SECONDS.keys() - widened)
+    assert limits_for(1.0, save_seconds=10.0) == limits_for(1.0)
+    assert predicted_save_seconds(tmp_path / "none.json") == 0.0
 
 
 def test_a_predicted_long_step_widens_its_limit_only() -> None:
