@@ -14,6 +14,7 @@ from llmtrain.config.layout import Layout
 from llmtrain.plan.calibrate import MeasuredStep
 from llmtrain.plan.machine import make_machine
 from llmtrain.plan.memory.activations import layer_activation_bytes
+from llmtrain.plan.memory.fragmentation import SLACK
 from llmtrain.plan.memory.model import MemoryModel, stage_parameters
 from llmtrain.plan.model_size import parameter_count
 from llmtrain.plan.timing.layer_time import BlockTimer
@@ -155,6 +156,33 @@ def test_a_fused_loss_holds_the_logits_and_their_gradient_in_half_precision():
     eager = SoftwareConfig(framework="fsdp")
     saved = peak(eager) - peak(replace(eager, fused_loss=True))
     assert saved == pytest.approx((12 - 4) * 4 * 2048 * 51200)
+
+
+def test_logits_leave_holes_that_an_fp32_loss_cannot_use():
+    """Slack of a last stage beside a share of all else: half-precision logits, and gathered inputs."""
+    eager, tokens, layout = SoftwareConfig(framework="fsdp"), 4 * 2048, Layout(micro_batch=4)
+
+    def slack(software: SoftwareConfig, layout: Layout, loss: float) -> float:
+        work, machine = parts(recipe(gpt(2, 1024, 8)), a100(software=software))
+        found = MemoryModel(work, machine).stage(layout, 0, 1)
+        return found.slack - SLACK * (found.activations + found.working - loss * tokens * 51200 / layout.tp)
+
+    assert slack(eager, layout, 12) == pytest.approx(2 * tokens * 51200)
+    assert slack(replace(eager, fused_loss=True), layout, 0) == pytest.approx(0, abs=1)
+    split = replace(layout, tp=4, sequence_parallel=True)
+    assert slack(eager, split, 16) == pytest.approx(2 * tokens * (51200 / 4 + 2 * 1024))
+    assert slack(replace(eager, overlap_tensor=0.5), split, 16) == pytest.approx(2 * tokens * 51200 / 4)
+
+
+def test_operators_kept_beside_tensor_parallelism_are_those_of_a_traced_block():
+    """Tensors of one eager Llama-70B block that PyTorch's selective checkpoint holds, 2 x 8192 tokens, tp 4:
+    input, query, value, attention, gate, the unreduced last product and two scattered sums, in MiB."""
+    software = SoftwareConfig(framework="fsdp", selective_recompute="operators")
+    model = replace(gpt(16, 8192, 64, sequence=8192), kind="llama", kv_heads=8, ffn_hidden=28672)
+    work, machine = parts(recipe(model), a100(software=software))
+    layout = Layout(tp=4, zero=3, sequence_parallel=True, micro_batch=2, recompute="selective")
+    traced = 64 + 64 + 8 + 64 + 224 + 256 + 2 * 64
+    assert layer_activation_bytes(work, layout, machine, "selective") == traced * 2**20
 
 
 LAYOUTS = st.builds(

@@ -33,9 +33,11 @@ def layer_activation_bytes(work: Workload, layout: Layout, machine: Machine, rec
     shape = work.shape
     if recompute == "selective" and software.selective_recompute == "operators":
         kept = (2 * shape.heads + shape.kv_heads) * shape.head_dim + shape.ffn_hidden
-        # Eagerly, the last product's result is kept, although no gradient needs it.
-        rows = 1 if software.fused_kernels else 2
-        return element * (rows * hidden / shard + tokens * kept / layout.tp)
+        # Eagerly, what no gradient needs is kept too: the last product's result, and where the sequence is
+        # shared out, its scattered sum beside the attention's.
+        last = 0.0 if software.fused_kernels else hidden
+        sums = (1 if software.fused_kernels else 2) * (shard > 1)
+        return element * ((1 + sums) * hidden / shard + last + tokens * kept / layout.tp)
     lean = recompute == "selective" and BOOKKEEPING[software.framework].lean_selective
     norms = (2 if lean else 4) * element * hidden / shard
     if shard > 1 and BOOKKEEPING[software.framework].whole_inputs:
@@ -103,6 +105,12 @@ def working_bytes(work: Workload, layout: Layout, machine: Machine, stage: int, 
     ends, layer = _end_bytes(work, layout, machine, stage, alive), _layer_bytes(work, layout, machine, stage)
     apart = habits.loss_apart or (habits.backward_buffers and layout.zero >= 2)
     return fixed + (max(ends, layer) if apart else ends + layer)
+
+
+def loss_is_the_peak(work: Workload, layout: Layout, machine: Machine, stage: int) -> bool:
+    """Whether the loss, and not a layer's backward pass, is the fullest moment of the last stage."""
+    ends = _end_bytes(work, layout, machine, stage, 0.0)
+    return ends >= _layer_bytes(work, layout, machine, stage)
 
 
 def _layer_weights(work: Workload, layout: Layout) -> float:
@@ -176,23 +184,24 @@ def _whole_gradients(work: Workload, layout: Layout, machine: Machine, stage: in
 
 def _end_bytes(work: Workload, layout: Layout, machine: Machine, stage: int, alive: float) -> float:
     """Embedding output on the first stage; norm input and output, and logits on the last."""
-    element, tokens, hidden, shard = activation_sizes(work, layout)
+    element, _, hidden, shard = activation_sizes(work, layout)
     total = 0.0
     if stage == 0 and machine.software.dropout:
         total += hidden / shard * alive
     if stage == layout.pp - 1:
-        logits = _logit_bytes(layout, machine, element) * tokens * vocabulary_share(work, layout)
-        total += 2 * element * hidden / shard + logits
+        total += 2 * element * hidden / shard + logit_bytes(work, layout, machine)
         if shard > 1 and BOOKKEEPING[machine.software.framework].whole_inputs:
             total += element * hidden
     return total
 
 
-def _logit_bytes(layout: Layout, machine: Machine, element: int) -> int:
-    """Bytes a logit at the peak of the loss; a fused loss holds the logits and their gradient."""
+def logit_bytes(work: Workload, layout: Layout, machine: Machine) -> float:
+    """Bytes at the peak of the loss; a fused loss holds the logits and their gradient."""
     habits = BOOKKEEPING[machine.software.framework]
+    element, tokens, _, _ = activation_sizes(work, layout)
+    each = habits.logit_bytes
     if machine.software.fused_loss:
-        return 2 * element
-    if layout.tp > 1 and habits.split_logit_bytes is not None:
-        return habits.split_logit_bytes
-    return habits.logit_bytes
+        each = 2 * element
+    elif layout.tp > 1 and habits.split_logit_bytes is not None:
+        each = habits.split_logit_bytes
+    return each * tokens * vocabulary_share(work, layout)

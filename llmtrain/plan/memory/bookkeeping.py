@@ -47,6 +47,9 @@ class Bookkeeping:
     loss_apart: bool = False
     """Whether the logits are gone before a layer's backward pass begins, so that only the larger of both
     counts."""
+    logits_leave_holes: bool = False
+    """Whether half-precision logits are freed before the backward pass of an FP32 loss, whose tensors then do
+    not fit in their place."""
     fp32_parameters: bool = False
     """Whether ZeRO-3 shards FP32 parameters, which are their own master copy, and casts them to gather."""
     ends_stay_gathered: bool = False
@@ -93,6 +96,7 @@ BOOKKEEPING: dict[str, Bookkeeping] = {
         rotated_copies=True,
         layer_scratch=False,
         loss_apart=True,
+        logits_leave_holes=True,
         fp32_parameters=True,
         ends_stay_gathered=True,
         prefetches=True,

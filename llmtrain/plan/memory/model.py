@@ -16,14 +16,12 @@ from llmtrain.plan.memory.activations import (
 from llmtrain.plan.memory.bookkeeping import BOOKKEEPING
 from llmtrain.plan.memory.bounds import at_least, at_most
 from llmtrain.plan.memory.engine_memory import EngineMemory, is_own_engine
+from llmtrain.plan.memory.fragmentation import SLACK, around_the_loss
 from llmtrain.plan.model_size import final_norm_parameters, position_parameters
 from llmtrain.plan.plan import MemoryBytes
 from llmtrain.plan.timing.collectives import shards
 from llmtrain.plan.timing.schedules import micro_batches_in_flight, waiting_buffers
 from llmtrain.plan.workload import Workload
-
-SLACK = 0.08
-"""Share of activations and working buffers lost to the allocator's fragmentation."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,30 +112,26 @@ class MemoryModel:
         self._gradient = 4.0 if fp32 else 2.0
         self._weights: dict[tuple[int, ...], StageParameters] = {}
         self._layers: dict[tuple[object, ...], float] = {}
-        self._buffers: dict[tuple[object, ...], float] = {}
+        self._buffers: dict[tuple[object, ...], tuple[float, float]] = {}
         self._engine = EngineMemory(work, machine)
         self._of_engine: dict[tuple[object, ...], tuple[float, float]] = {}
         self._of_states: dict[tuple[object, ...], tuple[float, float, float]] = {}
 
     def need(self, layout: Layout, micro_batches: int) -> float:
         """Bytes that the fullest rank needs."""
-        most = 0.0
-        for stage in self._candidates(layout):
-            states, gradients, optimizer, activations, working = self._numbers(layout, stage, micro_batches)
-            need = states + gradients + optimizer + (1.0 + SLACK) * (activations + working)
-            most = max(most, need)
+        stages = self._candidates(layout)
+        most = max(sum(self._numbers(layout, stage, micro_batches)) for stage in stages)
         return most + self._machine.context
 
     def least(self, layout: Layout, micro_batches: int) -> float:
         """Bytes, quickly found, that the fullest rank needs at least."""
         if not is_own_engine(self._work, layout, self._machine):
             return self.need(layout, micro_batches)
-        sizes = self._engine.sizes(layout)
-        return self._machine.context + max(
-            sum(self._states(layout, stage))
-            + (1.0 + SLACK) * at_least(self._work, layout, sizes, micro_batches, stage)
-            for stage in ((0, layout.pp - 1) if sizes.puts_off else (0,))
-        )
+        sizes, most = self._engine.sizes(layout), 0.0
+        for stage in (0, layout.pp - 1) if sizes.puts_off else (0,):
+            beside = at_least(self._work, layout, sizes, micro_batches, stage)
+            most = max(most, sum(self._states(layout, stage)) + (1.0 + SLACK) * beside)
+        return self._machine.context + most
 
     def most(self, layout: Layout, micro_batches: int) -> float:
         """Bytes, quickly found, that no rank needs more than; infinite where only the exact sum tells."""
@@ -159,7 +153,8 @@ class MemoryModel:
 
     def stage(self, layout: Layout, stage: int, micro_batches: int) -> StageMemory:
         """A rank of one stage that runs `micro_batches` a step."""
-        parameters, gradients, optimizer, activations, working = self._numbers(layout, stage, micro_batches)
+        parameters, gradients, optimizer, *others = self._numbers(layout, stage, micro_batches)
+        activations, working, slack = others
         return StageMemory(
             stage=stage,
             parameters=parameters,
@@ -167,7 +162,7 @@ class MemoryModel:
             optimizer=optimizer,
             activations=activations,
             working=working,
-            slack=SLACK * (activations + working),
+            slack=slack,
             context=self._machine.context,
         )
 
@@ -186,8 +181,8 @@ class MemoryModel:
 
     def _numbers(
         self, layout: Layout, stage: int, micro_batches: int
-    ) -> tuple[float, float, float, float, float]:
-        """Bytes of parameters, gradients, optimizer, activations and working buffers."""
+    ) -> tuple[float, float, float, float, float, float]:
+        """Bytes of parameters, gradients, optimizer, activations, working buffers and slack."""
         return *self._states(layout, stage), *self._activations(layout, stage, micro_batches)
 
     def _states(self, layout: Layout, stage: int) -> tuple[float, float, float]:
@@ -226,16 +221,16 @@ class MemoryModel:
             (8.0 if parameter == 4 else 12.0) * (shard if zero >= 1 else whole),
         )
 
-    def _activations(self, layout: Layout, stage: int, micro_batches: int) -> tuple[float, float]:
-        """Bytes of activations, and of what comes and goes beside them."""
+    def _activations(self, layout: Layout, stage: int, micro_batches: int) -> tuple[float, float, float]:
+        """Bytes of activations, of what comes and goes beside them, and of what fragmentation takes."""
         if is_own_engine(self._work, layout, self._machine):
-            return self._of_own_engine(layout, stage, micro_batches)
+            kept, working = self._of_own_engine(layout, stage, micro_batches)
+            return kept, working, SLACK * (kept + working)
         alive = micro_batches_in_flight(layout.schedule, layout.pp, layout.vpp, micro_batches, stage)
         layers = self._work.stage_layers(layout)[stage]
-        return (
-            self._layer(layout) * layers * alive + self._between_stages(layout, stage, alive),
-            self._working(layout, stage, alive),
-        )
+        kept = self._layer(layout) * layers * alive + self._between_stages(layout, stage, alive)
+        working, loss = self._working(layout, stage, alive)
+        return kept, working, SLACK * (kept + working) + loss
 
     def _of_own_engine(self, layout: Layout, stage: int, micro_batches: int) -> tuple[float, float]:
         most = min(micro_batches, 2 * layout.pp) if layout.vpp == 1 else micro_batches
@@ -289,11 +284,13 @@ class MemoryModel:
             self._layers[key] = found
         return found
 
-    def _working(self, layout: Layout, stage: int, alive: float) -> float:
+    def _working(self, layout: Layout, stage: int, alive: float) -> tuple[float, float]:
+        """Working buffers, and what the loss changes of the slack."""
         ends = (stage == 0, stage == layout.pp - 1, alive if self._machine.software.dropout else 0.0)
         shape = (layout.tp, layout.cp, layout.ep, layout.micro_batch, layout.dp > 1)
         key = (*ends, *shape, layout.sequence_parallel, layout.recompute, layout.zero)
         found = self._buffers.get(key)
         if found is None:
-            found = self._buffers[key] = working_bytes(self._work, layout, self._machine, stage, alive)
+            about = (self._work, layout, self._machine, stage)
+            found = self._buffers[key] = (working_bytes(*about, alive), around_the_loss(*about))
         return found
