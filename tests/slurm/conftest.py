@@ -13,15 +13,17 @@ from llmtrain import __version__
 from llmtrain.backends.base import JobHandle
 from llmtrain.backends.slurm.backend import SlurmBackend
 from llmtrain.config.job import resolve
+from llmtrain.events.schema import AttemptStarted
 from llmtrain.plan.document import plan_document
 from llmtrain.plan.make import make_plan
 from llmtrain.render.scripts import render
 from llmtrain.run.job_file import JobFile, read_job_file
 from llmtrain.run.layout import RunDir
+from llmtrain.run.record import RunRecord, read_record
 from llmtrain.supervise.create import create_run
 from tests.support import stand_in
 from tests.support.slurm_beds import SlurmBed, _slurm_bed, bed_user, slurm_bed
-from tests.support.stand_in_runs import prepared_corpus, use_corpus
+from tests.support.stand_in_runs import events, prepared_corpus, use_corpus, wait_for
 
 __all__ = ["_slurm_bed", "bed_user", "slurm_bed"]
 
@@ -38,6 +40,8 @@ environment: {{variables: {{OMP_NUM_THREADS: 1}}}}
 """
 
 MakeRun = Callable[..., RunDir]
+ONE_SPARE = ("cluster.spares=1", "parallel.dp=3", "batch.global=12", "faults.node_loss_budget=0.5")
+"""Three nodes of ranks and a fourth in reserve; of four nodes, one is more than the usual budget allows."""
 
 
 @pytest.fixture
@@ -93,3 +97,28 @@ def the_job(bed: SlurmBed, handle: JobHandle) -> str:
     """Id of a submitted job, for the bed's own questions."""
     assert handle.id.isdigit()
     return handle.id
+
+
+def ended(run: RunDir) -> RunRecord | None:
+    record = read_record(run)
+    return record if record.stage == "ended" else None
+
+
+def wait_ended(run: RunDir, seconds: float = 60.0) -> RunRecord:
+    record = wait_for(lambda: ended(run), seconds, f"{run.path} to end")
+    assert isinstance(record, RunRecord)
+    return record
+
+
+def wait_state(bed: SlurmBed, job: str, *states: str, seconds: float = 60.0) -> None:
+    wait_for(lambda: bed.state(job) in states, seconds, f"job {job} to be {states}, it is {bed.state(job)}")
+
+
+def nodes_of_attempts(run: RunDir) -> list[list[str]]:
+    found = [event.payload for event in events(run, "attempt_started")]
+    return [list(payload.nodes) for payload in found if isinstance(payload, AttemptStarted)]
+
+
+def processes(bed: SlurmBed, run: RunDir) -> list[str]:
+    """Everything of a run on any node."""
+    return [line for name in bed.names for line in bed.processes(name, str(run.path))]
