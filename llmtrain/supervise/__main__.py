@@ -24,7 +24,12 @@ from llmtrain.run.lease import Lease, LeaseLostError, acquire
 from llmtrain.run.record import read_record, write_record
 from llmtrain.supervise import storage
 from llmtrain.supervise.control import Control
-from llmtrain.supervise.detection.limits import Limits, limits_for, predicted_step_seconds
+from llmtrain.supervise.detection.limits import (
+    Limits,
+    limits_for,
+    predicted_save_seconds,
+    predicted_step_seconds,
+)
 from llmtrain.supervise.metrics_process import MetricsProcess
 from llmtrain.supervise.supervisor import Supervisor
 
@@ -96,7 +101,14 @@ def _supervise(
     if is_in_job and record.stage == "ended" and record.exit_status == ExitStatus.DONE:
         sys.stderr.write("the run is done; its job was started again by somebody else\n")
         return ExitStatus.DONE
-    limits = adjust(limits_for(predicted_step_seconds(run.plan_json), job.spec.cluster.patience))
+    plan = run.plan_json
+    limits = adjust(
+        limits_for(
+            predicted_step_seconds(plan),
+            job.spec.cluster.patience,
+            save_seconds=predicted_save_seconds(plan),
+        )
+    )
     control = Control(run, limits.save, is_for_good=is_in_job)
     control.listen()
     try:

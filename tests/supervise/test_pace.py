@@ -138,6 +138,10 @@ def test_limits_of_a_run_survive_a_restart_but_for_the_steps() -> None:
     assert again.limit("step", 300.0) == 300.0
     assert again.limit("load", 1800.0) == 600.0
     assert again.limit("load", 400.0) == 400.0, "never more than the generous limit"
+    # A first load that read nothing tells little of one that takes the storage an hour.
+    pace.slowest["load"] = 0.1
+    assert pace.limit("load", LIMITS.phase("load")) == 300.0
+    assert pace.limit("load", 20 * LIMITS.phase("load")) == 6000.0
 
 
 def test_pace_forgets_old_steps_and_odd_numbers() -> None:

@@ -23,8 +23,11 @@ PHASE_SECONDS: dict[Phase, float] = {
 
 SAVE_SECONDS = 120.0
 """That ranks get to save when nobody says how long."""
-STEP_FACTOR = 20.0
-"""A step may take so many times its predicted duration, when that is longer than the phase's limit."""
+STEP_FACTOR, SAVE_FACTOR = 20.0, 10.0
+"""A step, and a checkpoint that is written or read, may take so many times the predicted duration, when that
+is longer than the phase's limit."""
+WITH_STATE: tuple[Phase, ...] = ("load", "checkpoint", "finish")
+"""Phases in which a whole checkpoint is read or written: that of a large model takes slow storage hours."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,12 +70,16 @@ class Limits:
         return self.phases.get(name, max(self.phases.values()))
 
 
-def limits_for(predicted_step_seconds: float, patience: PatienceConfig | None = None) -> Limits:
-    """Limits that leave room for the plan's predicted step, and the profile's for calls between nodes."""
+def limits_for(
+    predicted_step_seconds: float, patience: PatienceConfig | None = None, *, save_seconds: float = 0.0
+) -> Limits:
+    """Limits that leave room for the plan's predicted step and save, and the profile's for calls between
+    nodes."""
     step = max(PHASE_SECONDS["step"], STEP_FACTOR * predicted_step_seconds)
+    state = {phase: max(PHASE_SECONDS[phase], SAVE_FACTOR * save_seconds) for phase in WITH_STATE}
     calls = patience or PatienceConfig()
     return Limits(
-        phases={**PHASE_SECONDS, "step": step},
+        phases={**PHASE_SECONDS, **state, "step": step},
         control_call=calls.control,
         control_retries=calls.control_retries,
     )
@@ -80,8 +87,19 @@ def limits_for(predicted_step_seconds: float, patience: PatienceConfig | None = 
 
 def predicted_step_seconds(plan_json: Path) -> float:
     """The chosen plan's step time; 0 when plan.json cannot tell (a limit must not depend on it)."""
+    return _seconds(plan_json, "plans", 0, "predicted", "step_seconds")
+
+
+def predicted_save_seconds(plan_json: Path) -> float:
+    """The time that a whole checkpoint takes the storage; 0 when plan.json cannot tell."""
+    return _seconds(plan_json, "reliability", "checkpoint_seconds")
+
+
+def _seconds(plan_json: Path, *path: str | int) -> float:
     try:
-        document = json.loads(plan_json.read_text(encoding="utf-8"))
-        return float(document["plans"][0]["predicted"]["step_seconds"])
+        found = json.loads(plan_json.read_text(encoding="utf-8"))
+        for key in path:
+            found = found[key]
+        return float(found)
     except (OSError, ValueError, TypeError, LookupError):
         return 0.0

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from llmtrain.events.event import Event
 from llmtrain.events.schema import CheckpointCommitted, Evaluated, PhaseStarted, StepFinished
 from llmtrain.events.words import Phase
+from llmtrain.supervise.detection.limits import PHASE_SECONDS
 
 MEASURED_STEPS = 512
 """Newest steps of an attempt that its step limit follows."""
@@ -29,7 +30,8 @@ PHASE_FLOORS: Mapping[Phase, float] = {
     "checkpoint": 180.0,
     "finish": 180.0,
 }
-"""But not less than so many seconds: storage has bad days."""
+"""But not less than so many seconds: storage has bad days. Where a phase's generous limit was widened, as for
+a checkpoint that takes the storage long, this is so in proportion: a first load may have read nothing."""
 
 
 @dataclass(slots=True)
@@ -68,7 +70,8 @@ class Pace:
         measured, floor = self.slowest.get(phase), PHASE_FLOORS.get(phase)
         if measured is None or floor is None:
             return generous
-        return min(generous, max(floor, PHASE_FACTOR * measured))
+        widened = max(1.0, generous / PHASE_SECONDS[phase])
+        return min(generous, max(floor * widened, PHASE_FACTOR * measured))
 
     def slow_step(self) -> float:
         """99th percentile of the measured steps, seconds; 0 before any."""
