@@ -44,8 +44,7 @@ def in_parallel(
 
     for index in range(min(width, len(work))):
         threading.Thread(target=serve, name=f"parallel-{index}", daemon=True).start()
-    deadline = None if seconds is None else time.monotonic() + seconds
-    results, failures = _gather(done, len(work), deadline)
+    results, failures = _gather(done, len(work), seconds)
     for key in work:
         if key not in results and key not in failures:
             failures[key] = TransportError(f"{key}: not done after {seconds:g} s")
@@ -58,9 +57,10 @@ def in_parallel(
 def _gather(
     done: queue.SimpleQueue[tuple[Key, Result | None, BaseException | None]],
     count: int,
-    deadline: float | None,
+    seconds: float | None,
 ) -> tuple[dict[Key, Result], dict[Key, LlmtrainError]]:
-    """What comes of so many calls up to a moment of the monotonic clock."""
+    """What comes of so many calls in time."""
+    deadline = None if seconds is None else time.monotonic() + seconds
     results: dict[Key, Result] = {}
     failures: dict[Key, LlmtrainError] = {}
     while len(results) + len(failures) < count:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -126,8 +126,7 @@ def _tokenise(job: TokeniseJob, work: Path, workers: int, report: Report) -> lis
     parts, total = job.parts, job.input_bytes
     results = {number: found for number in range(len(parts)) if (found := finished_part(work, number))}
     missing = [number for number in range(len(parts)) if number not in results]
-    sizes = [sum(part.end - part.begin for part in ranges) for ranges in parts]
-    done = sum(sizes[number] for number in results)
+    done = sum(_size(parts[number]) for number in results)
 
     def advance(read: int) -> None:
         nonlocal done
@@ -135,27 +134,39 @@ def _tokenise(job: TokeniseJob, work: Path, workers: int, report: Report) -> lis
         report(Progress("tokenise", done, total))
 
     advance(0)
+    results |= dict(_made(job, work, missing, workers, advance))
+    return [results[number] for number in range(len(parts))]
+
+
+def _made(
+    job: TokeniseJob, work: Path, missing: Sequence[int], workers: int, advance: Callable[[int], None]
+) -> Iterator[tuple[int, PartResult]]:
+    """Parts as they are finished, in processes where that helps; calls `advance` with input bytes."""
     fraction = job.validation_fraction
     if min(workers, len(missing)) > 1:
-        made = make_parts(
+        for number, result in make_parts(
             work,
-            parts,
+            job.parts,
             missing,
             tokenizer_name=job.tokenizer_name,
             validation_fraction=fraction,
             workers=workers,
-        )
-        for number, result in made:
-            results[number] = result
-            advance(sizes[number])
+        ):
+            advance(_size(job.parts[number]))
+            yield number, result
     else:
         for number in missing:
-            results[number] = make_part(
+            result = make_part(
                 work,
                 number,
-                parts[number],
+                job.parts[number],
                 tokenizer=job.tokenizer,
                 validation_fraction=fraction,
                 progress=advance,
             )
-    return [results[number] for number in range(len(parts))]
+            yield number, result
+
+
+def _size(ranges: Sequence[FileRange]) -> int:
+    """Input bytes."""
+    return sum(part.end - part.begin for part in ranges)
