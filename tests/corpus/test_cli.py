@@ -78,6 +78,8 @@ def test_damage_is_found(tmp_path, jsonl, capsys):
         (["prepare", "bad.jsonl", "--out", "x"], 2, 'each line of a jsonl file is an object like {"text": '),
         (["prepare", "torn.idx", "--out", "x"], 2, "torn.idx: is not an index of a token file"),
         (["prepare", "ready", "--out", "x"], 2, "holds tokens and no text\n  hint: it needs no preparation"),
+        (["prepare", "a.txt", "--out", "."], 2, ".: exists and is not a prepared corpus"),
+        (["prepare", "a.txt", "--out", "/"], 2, "/: exists and is not a prepared corpus"),
         (["prepare", "a.txt", "--out", "a.txt/y/x"], 2, "cannot prepare: Not a directory"),
     ],
 )

@@ -109,12 +109,12 @@ def _job(sources: Sequence[str], tokenizer_name: str, validation_fraction: float
 
 def _prepare(job: Job, folder: Path, workers: int | None, report: Report) -> PreparedCorpus:
     try:
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        with _lock(folder, report):
-            if folder.exists():
-                _check_folder(folder, job.address)
-            else:
-                job.make(folder, workers or os.cpu_count() or 1, report)
+        if not folder.exists():  # One that exists is whole: it got its name last.
+            folder.parent.mkdir(parents=True, exist_ok=True)
+            with _lock(folder, report):
+                if not folder.exists():
+                    job.make(folder, workers or os.cpu_count() or 1, report)
+        _check_folder(folder, job.address)
     except OSError as error:
         kind = UsageError if is_misnamed(error) else CorpusError
         raise kind(f"cannot prepare: {error.strerror}", where=str(error.filename or folder)) from error
