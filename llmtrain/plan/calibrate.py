@@ -118,7 +118,7 @@ def calibrated(cluster: ClusterProfile, found: Fit, *, date: str, evidence: str)
         launch_gap=machine.launch_gap * factors["launch_gap"],
         intra_node=(known.intra_node or 1.0) * factors["intra_node"],
         inter_node=(known.inter_node or 1.0) * factors["inter_node"],
-        cores=known.cores,
+        cores=machine.cores if machine.is_cpu else known.cores,  # which the others are fitted with
         step_overhead=machine.step_overhead * factors["step_overhead"],
         date=date,
         evidence=evidence,
@@ -136,7 +136,7 @@ def from_rates(
     if machine.is_cpu:
         return _from_cpu_rates(machine, known, rates, date=date, evidence=evidence)
     kernels = ("flash1", "flash2", "flash3")
-    kernel = cluster.software.attention
+    kernel = machine.software.attention
     attention = known.attention
     if kernel in kernels and "attention_flops" in rates:
         share = accelerator.attention[kernels.index(kernel)]
@@ -208,8 +208,9 @@ class _Case:
 
     def __init__(self, step: MeasuredStep) -> None:
         self._machine = make_machine(step.cluster)
-        self.is_benchmarked = step.cluster.calibration.gemm is not None
-        """Whether the rates of the kernels are measured, not the table's."""
+        self.is_benchmarked = step.cluster.calibration.cores is not None
+        """Whether a micro-benchmark of CPU ranks measured the rates of the kernels, which counts the cores as
+        well; what one measured that did not means something else today."""
         self._work = make_workload(step.recipe, self._machine.software.framework)
         self._layout = step.layout
         self._seconds = step.seconds

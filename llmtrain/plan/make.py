@@ -22,7 +22,7 @@ from llmtrain.plan.model_size import model_size
 from llmtrain.plan.plan import Candidate, Plan, RefusedGroup, Reliability, Rung
 from llmtrain.plan.reliability import reliability
 from llmtrain.plan.request import proposals, request_problems
-from llmtrain.plan.trust import error_band, optimism
+from llmtrain.plan.trust import doubts, error_band, optimism
 from llmtrain.plan.workload import make_workload
 
 
@@ -64,6 +64,7 @@ def make_plan(
             *_tight_memory(evaluator, best),
             *_missing_features(features, best),
             *_doubtful_prediction(evaluator, best, size.parameters),
+            *doubts(evaluator.machine, cluster, evaluator.work.mode),
             *_empty_rungs(ladder),
             *_short_host_memory(evaluator, spec, best, failures),
         ),

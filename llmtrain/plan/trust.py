@@ -1,10 +1,13 @@
-"""How far a prediction can be trusted: its error band, and whether it beats everything that was ever
-published.
+"""How far a prediction can be trusted: its error band, what its constants do not cover, and whether it beats
+everything that was ever published.
 """
 
 from __future__ import annotations
 
-from llmtrain.config.cluster import CalibrationConfig
+from collections.abc import Iterator
+
+from llmtrain.config.cluster import CalibrationConfig, ClusterProfile
+from llmtrain.errors import Problem
 from llmtrain.hardware import ACCELERATORS
 from llmtrain.plan.machine import Machine
 from llmtrain.plan.plan import Candidate
@@ -17,6 +20,7 @@ _UNKNOWN_BAND = 0.30
 CALIBRATED_BAND = 0.10
 """The same with constants from three runs of the cluster."""
 _CPU_BAND = 0.90
+"""The table has one processor; torch runs up to ten times slower on others (`hardware.py`)."""
 
 # Best published model-FLOPs utilisation: (billions of parameters up to, MFU), against the peak of the run's
 # own format.
@@ -44,11 +48,33 @@ benchmarking, Megatron-Bridge.
 
 def error_band(machine: Machine, calibration: CalibrationConfig) -> float:
     """Half-width of the band around the step time, as a share of it."""
-    if calibration.gemm is not None and calibration.date:
+    if calibration.gemm is not None and calibration.date and not is_outdated(machine, calibration):
         return CALIBRATED_BAND
     if machine.is_cpu:
         return _CPU_BAND
     return TABLE_BAND if machine.accelerator.name in ACCELERATORS else _UNKNOWN_BAND
+
+
+def is_outdated(machine: Machine, calibration: CalibrationConfig) -> bool:
+    """Whether CPU rates were measured before cores were counted with them: they mean something else today."""
+    return machine.is_cpu and calibration.gemm is not None and calibration.cores is None
+
+
+def doubts(machine: Machine, cluster: ClusterProfile, mode: str) -> Iterator[Problem]:
+    """Yield what the constants of a profile for CPU ranks do not cover."""
+    known, threads = cluster.calibration, cluster.environment.variables.get("OMP_NUM_THREADS", "1")
+    if is_outdated(machine, known):
+        message = "the profile's rates are of an older calibration, without `cores`: they mean something else"
+        yield Problem("calibration", message, "calibrate it anew: `llmtrain profiles calibrate`")
+    if not machine.is_cpu or known.cores is None or known.intra_node is not None:  # or fitted to runs
+        return
+    hint = "calibrate with a run as well: `llmtrain profiles calibrate --run RUN`"
+    if mode in ("fp32", "tf32"):
+        message = "the micro-benchmark measured products in BF16; those in FP32 are guessed from the table"
+        yield Problem("calibration", message, hint)
+    if threads != "1":
+        message = f"the micro-benchmark measured one thread; OMP_NUM_THREADS={threads} is set for every rank"
+        yield Problem("calibration", message, hint)
 
 
 def best_published(accelerator: str, parameters: float, fp8: bool) -> float | None:

@@ -26,6 +26,11 @@ _CPU_KERNELS = (39.0, 60.0)
 """Operations of a block of this engine on CPUs beside products and attention, forward and backward."""
 _CPU_END_KERNELS = (4.0, 58.0)
 """The same of the embedding, and of the head with its loss; with what a stage does once a micro-batch."""
+_CPU_AGAIN = {"none": 0.0, "selective": 6.0, "full": 58.0}
+"""Operations that autograd's book-keeping of what runs again costs there beside it, a block."""
+_CPU_WAKE = 2.0
+"""Times a ring's seconds that a sum costs CPU ranks that stand still for it, measured: they sleep, are woken
+up, and find other data in their caches."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,8 +115,12 @@ class BlockTimer:
         forward = products[0] + core[0] + streams[0]
         backward = products[1] + products[2] + core[1] + streams[1]
         recompute, passes = self._again(layout, products[0], core[0], streams[0])
-        # A CPU rank that waits sleeps until woken up; the backward pass computes weight gradients meanwhile.
-        tensor = self._tensor(layout, 2.0 * (passes - 1.0) if self.machine.is_cpu else passes)
+        sums = passes
+        if self.machine.is_cpu:
+            recompute += self.kernels.stream(0.0, _CPU_AGAIN[layout.recompute])
+            # The backward pass's sums travel while its weight gradients are computed; the others do not.
+            sums = _CPU_WAKE * (passes - 1.0)
+        tensor = self._tensor(layout, sums)
         hidden = tensor * self.machine.software.overlap_tensor
         exchange = self._context(layout) * passes
         beside = min(exchange, core[0] + core[1]) * (1.0 - 1.0 / max(2, layout.cp))

@@ -32,7 +32,8 @@ _HIDDEN = ("tensor", "context", "pipeline", "data")
 """Those of which some may run beside compute."""
 _CPU_HAND_OVER = 150.0
 """Operations that it takes CPU ranks to hand a tensor to the next stage: the schedule's calls at both ends,
-those of gloo and its threads, and a sleeper that wakes up to cold caches."""
+those of gloo and its threads, and a sleeper that wakes up to cold caches. Measured: CPU time of two stages
+beyond that of one, a message."""
 _BUCKET = 40e6
 """Parameters that travel in one call: each call pays the latency of the whole ring."""
 
@@ -76,12 +77,13 @@ def _on_shared_cores(timer: BlockTimer, layout: Layout, parts: Breakdown, passes
     `passes`: seconds that a rank of an average stage works.
     """
     ranks = min(layout.tp * layout.cp * layout.dp * layout.pp, timer.machine.gpus_per_node)
-    busy = passes + parts.pipeline + parts.pipeline_hidden + parts.data + parts.data_hidden
-    shared = (busy + parts.optimizer + parts.overhead) * ranks / timer.machine.cores
-    alone = parts.total
+    shown = {name: getattr(parts, name) + getattr(parts, f"{name}_hidden") for name in _HIDDEN}
+    # Between p stages there are p - 1 borders; a stage between two others works at two of them.
+    shown["pipeline"] *= (layout.pp - 1) / layout.pp
+    busy = passes + shown["pipeline"] + shown["data"] + parts.optimizer + parts.overhead
+    shared, alone = busy * ranks / timer.machine.cores, parts.total
     if shared <= alone:
         return parts
-    shown = {name: getattr(parts, name) + getattr(parts, f"{name}_hidden") for name in _HIDDEN}
     parts = replace(parts, **shown, **{f"{name}_hidden": 0.0 for name in _HIDDEN}, bubble=0.0)
     factor = shared / parts.total
     return replace(parts, **{name: getattr(parts, name) * factor for name in _WORK})
