@@ -148,53 +148,53 @@ class EnvironmentConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SoftwareConfig:
-    """What the training software on this cluster does; the planner assumes nothing that is not said here.
+    """What the training software on this cluster does.
 
-    The defaults are this package's own engine.
+    None: as the framework usually does on that generation of accelerators (`llmtrain.plan.software`).
     """
 
     framework: Literal["llmtrain", "megatron", "deepspeed", "fsdp"] = "llmtrain"
     """Whose bookkeeping of buffers and saved tensors the memory follows; `fsdp`: eager PyTorch under FSDP."""
-    attention: Literal["flash1", "flash2", "flash3", "unfused"] = "flash2"
+    attention: Literal["flash1", "flash2", "flash3", "unfused"] | None = None
     """Attention kernel.
 
     `flash2` is what PyTorch's scaled_dot_product_attention runs, `flash3` stands for kernels written for the
     accelerator's newest units (FlashAttention-3, cuDNN), `unfused`: the score matrix goes through device
     memory.
     """
-    fused_kernels: bool = False
+    fused_kernels: bool | None = None
     """Whether norms, bias, activation and residual adds run as fused kernels."""
-    fused_loss: bool = False
+    fused_loss: bool | None = None
     """Whether the loss runs as one kernel, without copies of the logits in FP32 (this package's engine has
     none)."""
-    dropout: bool = False
+    dropout: bool | None = None
     """Whether activations pass through dropout (its masks take memory)."""
-    gradients: Literal["fp32", "bf16"] = "fp32"
+    gradients: Literal["fp32", "bf16"] | None = None
     """Format that gradients are accumulated and reduced in."""
-    fused_optimizer: bool = True
+    fused_optimizer: bool | None = None
     """Whether the optimizer updates all tensors in few kernels."""
-    overlap_gradients: bool = True
+    overlap_gradients: bool | None = None
     """Whether gradients are reduced while the backward pass still runs."""
-    overlap_weights: bool = False
+    overlap_weights: bool | None = None
     """Whether ZeRO weights are gathered beside the forward pass."""
-    overlap_pipeline: bool = False
+    overlap_pipeline: bool | None = None
     """Whether stage-to-stage transfers run beside compute."""
-    selective_recompute: Literal["attention", "operators", "alternate-layers"] = "attention"
+    selective_recompute: Literal["attention", "operators", "alternate-layers"] | None = None
     """What `recompute: selective` runs again.
 
     `attention`: the attention core; `operators`: all but the attention core and every second product;
     `alternate-layers`: every second layer in full.
     """
-    fp8_scaling: Literal["delayed", "tensor", "row"] = "delayed"
+    fp8_scaling: Literal["delayed", "tensor", "row"] | None = None
     """How FP8 scales are found: from earlier steps, from the tensor itself, or for each row."""
-    fp8_gather: bool = False
+    fp8_gather: bool | None = None
     """Whether tensor-parallel ranks gather the inputs of FP8 products in FP8."""
-    shard_within_node: bool = False
+    shard_within_node: bool | None = None
     """Whether ZeRO shards over the replicas of one node only, so that every node has all of them (hybrid
     sharding)."""
-    pipeline_scatter: bool = False
+    pipeline_scatter: bool | None = None
     """Whether tensor-parallel ranks each send their share of a stage's output, which the receivers gather."""
-    overlap_tensor: Share = 0.2
+    overlap_tensor: Share | None = None
     """Share of tensor-parallel traffic that runs beside GEMMs, 0..1."""
 
 

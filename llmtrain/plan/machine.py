@@ -9,9 +9,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from difflib import get_close_matches
 
-from llmtrain.config.cluster import ClusterProfile, LinkConfig, SoftwareConfig
+from llmtrain.config.cluster import ClusterProfile, LinkConfig
 from llmtrain.errors import ConfigError, Problem
 from llmtrain.hardware import ACCELERATORS, LINKS, Accelerator, Link
+from llmtrain.plan.software import Software, settle
 
 CPU = "cpu"
 _CORES = 2.0
@@ -58,7 +59,7 @@ class Machine:
     """Seconds of each step that belong to no layer."""
     intra: LinkSpeed
     inter: LinkSpeed | None
-    software: SoftwareConfig
+    software: Software
     host_memory: float | None
     cores: float
     """Processor cores that a node's CPU ranks share; infinite on accelerators."""
@@ -100,7 +101,7 @@ def make_machine(cluster: ClusterProfile) -> Machine:
         ),
         intra=intra,
         inter=inter,
-        software=cluster.software,
+        software=settle(cluster.software, accelerator),
         host_memory=cluster.host_memory,
         cores=_default(calibration.cores, _CORES) if accelerator.name == CPU else float("inf"),
     )

@@ -11,9 +11,10 @@ import random
 import sys
 import time
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import mean, median
 
+from llmtrain.config.cluster import SoftwareConfig
 from llmtrain.plan.calibrate import MeasuredStep, fit, predict
 from llmtrain.plan.evaluate import Evaluator
 from llmtrain.plan.layouts.engine_features import ANY_ENGINE
@@ -119,6 +120,28 @@ def later_bars() -> list[Bar]:
     ]
 
 
+def unstated_bars() -> list[Bar]:
+    """Print how far off every run is whose profile names its framework, and unfused attention, but no other
+    trait; return the bars."""
+    steps = [step_of(row) for row in timed(rows())]
+    steps += [run.step for runs in later_runs().values() for run in runs]
+    found = [predict(_barely_stated(step)) / step.seconds - 1 for step in steps]
+    print_errors(f"\n{'all runs, traits left open':30s}", found)
+    middle = 100 * median(map(abs, found))
+    return [
+        Bar(f"traits left open, MAPE ({len(found)} runs)", mape(found), 10.0, 10.0),
+        Bar(f"traits left open, median ({len(found)} runs)", middle, 7.0, 7.0),
+    ]
+
+
+def _barely_stated(step: MeasuredStep) -> MeasuredStep:
+    stated = step.cluster.software
+    software = SoftwareConfig(framework=stated.framework)
+    if stated.attention == "unfused":
+        software = replace(software, attention="unfused")
+    return replace(step, cluster=replace(step.cluster, software=software))
+
+
 def reserved(step: MeasuredStep) -> float:
     """Bytes that the allocator of the fullest rank is predicted to hold."""
     work = make_workload(step.recipe, step.cluster.software.framework)
@@ -221,7 +244,7 @@ def search_bars() -> list[Bar]:
 
 def main(draws: int = 10) -> int:
     """Print everything; 1 when a bar falls."""
-    bars = [*step_bars(), *later_bars(), *calibration_bars(draws)]
+    bars = [*step_bars(), *later_bars(), *unstated_bars(), *calibration_bars(draws)]
     bars += [*memory_bars(), *ranking_bars(), *search_bars()]
     print(f"\n{'bar':46s}  value    bar   goal")
     for bar in bars:

@@ -24,6 +24,8 @@ MEGATRON = SoftwareConfig(
     attention="unfused",
     fused_kernels=True,
     dropout=True,
+    gradients="fp32",
+    pipeline_scatter=False,
     overlap_gradients=False,
     overlap_tensor=0.0,
 )

@@ -58,7 +58,26 @@ NVLINK = {
     "gb": "nvlink5",
 }
 
-MEGATRON_2021 = SoftwareConfig(
+PLAIN = SoftwareConfig(
+    attention="flash2",
+    fused_kernels=False,
+    fused_loss=False,
+    dropout=False,
+    gradients="fp32",
+    fused_optimizer=True,
+    overlap_gradients=True,
+    overlap_weights=False,
+    overlap_pipeline=False,
+    selective_recompute="attention",
+    fp8_scaling="delayed",
+    fp8_gather=False,
+    shard_within_node=False,
+    pipeline_scatter=False,
+    overlap_tensor=0.0,
+)
+"""What every group below says of a trait that it does not name: nothing is left to the planner's guess."""
+MEGATRON_2021 = replace(
+    PLAIN,
     framework="megatron",
     attention="unfused",
     fused_kernels=True,
@@ -67,10 +86,10 @@ MEGATRON_2021 = SoftwareConfig(
     fused_optimizer=False,
     pipeline_scatter=True,
     overlap_gradients=False,
-    overlap_tensor=0.0,
 )
 MEGATRON_DEEPSPEED = replace(MEGATRON_2021, framework="deepspeed")
-NEMO = SoftwareConfig(
+NEMO = replace(
+    PLAIN,
     framework="megatron",
     attention="flash3",
     fused_kernels=True,
@@ -80,7 +99,7 @@ NEMO = SoftwareConfig(
     overlap_pipeline=True,
     overlap_tensor=0.5,
 )
-FSDP = SoftwareConfig(framework="fsdp", overlap_weights=True, overlap_tensor=0.0)
+FSDP = replace(PLAIN, framework="fsdp", overlap_weights=True)
 SOFTWARE: dict[str, SoftwareConfig] = {
     "korthikanti2022": MEGATRON_2021,
     "sc21_megatron": MEGATRON_2021,
@@ -88,19 +107,15 @@ SOFTWARE: dict[str, SoftwareConfig] = {
     "bigscience_a100": MEGATRON_DEEPSPEED,
     "vtrain_multi_node": MEGATRON_DEEPSPEED,
     "zero_bubble": MEGATRON_2021,
-    "simumax_b200": SoftwareConfig(
-        framework="megatron",
-        attention="flash3",
-        fused_kernels=True,
-        overlap_gradients=False,
-        overlap_tensor=0.0,
+    "simumax_b200": replace(
+        PLAIN, framework="megatron", attention="flash3", fused_kernels=True, overlap_gradients=False
     ),
     "dgxc_benchmarking": NEMO,
     "torchtitan": FSDP,
     "llm_foundry": replace(FSDP, attention="flash1"),
     # its ZeRO optimizer sends fixed buckets, as DeepSpeed's does
-    "internevo": SoftwareConfig(framework="deepspeed", gradients="bf16", overlap_tensor=0.0),
-    "nanotron": SoftwareConfig(framework="deepspeed", overlap_gradients=False, overlap_tensor=0.0),
+    "internevo": replace(PLAIN, framework="deepspeed", gradients="bf16"),
+    "nanotron": replace(PLAIN, framework="deepspeed", overlap_gradients=False),
 }
 NODE_BANDWIDTH = {
     "korthikanti2022": ("ib-hdr", 200e9),
@@ -119,6 +134,11 @@ NODE_BANDWIDTH = {
 INSIDE_NODE = {"bigscience_a100": 100e9}
 """Bytes/s between two accelerators of a node where it is less than the full NVLink: "NVLink 4 inter-gpu
 connects" of 25 GB/s each (train/tr11-176B-ml/README.md of bigscience)."""
+
+BLOCKING_LAUNCHES = 15e-6
+"""Seconds between kernels where CUDA_LAUNCH_BLOCKING=1 lets the host launch one only after the last: about 5 of
+launch, 10 of waking up and of the framework. Runs of 320 and more GPUs of bigscience hung without it ("dealing
+with JZ hanging", train/tr11-176B-ml/chronicles-prequel.md)."""
 
 
 @dataclass(frozen=True)
@@ -313,11 +333,7 @@ def software(raw: dict[str, Any]) -> SoftwareConfig:
         changes["gradients"] = "bf16"
     if raw["group"] == "bigscience_a100" and raw["precision"] == "bf16":
         changes["gradients"] = "fp32"
-    return SoftwareConfig(**{**_fields(base), **changes})
-
-
-def _fields(config: Any) -> dict[str, Any]:
-    return {name: getattr(config, name) for name in config.__dataclass_fields__}
+    return replace(base, **changes)
 
 
 def _cluster(raw: dict[str, Any], calibration: CalibrationConfig | None = None) -> ClusterProfile:
@@ -342,5 +358,10 @@ def _cluster(raw: dict[str, Any], calibration: CalibrationConfig | None = None) 
         storage=StorageConfig(bandwidth=50e9),
         backend=BackendConfig(kind="slurm"),
         software=software(raw),
-        calibration=calibration or CalibrationConfig(),
+        calibration=calibration or CalibrationConfig(launch_gap=_launch_gap(raw)),
     )
+
+
+def _launch_gap(raw: dict[str, Any]) -> float | None:
+    blocks = raw["group"] == "bigscience_a100" and raw["hardware"]["gpus"] >= 320
+    return BLOCKING_LAUNCHES if blocks else None
