@@ -9,10 +9,10 @@ Ethernet and TCP headers counted as loss; a step with overlap takes at most 1.1 
 
 Even perfect overlap shows what nothing can run beside: a forward pass begins when the first block's weights
 have come, and a gradient travels when its whole matrix is there. On paper, with every byte at the full rate,
-that is at compute = communication, where no slack hides either, 1.095 x with 8 blocks (a block is 12 % of this
-model, its largest matrix 6 %), 1.052 with 16 and 1.032 with 32: the bar holds for models of many blocks. What
-is measured beyond that with few blocks is gloo's: it serves up to four large tensors at once, so that what is
-needed first waits for what is needed later, and falls idle while a receiver has not asked yet.
+that is at compute = communication, where no slack hides either, 1.095 x with 8 blocks (a block is 12 % of
+this model, its largest matrix 6 %), 1.052 with 16 and 1.032 with 32: the bar holds for models of many blocks.
+What is measured beyond that with few blocks is gloo's: it serves up to four large tensors at once, so that
+what is needed first waits for what is needed later, and falls idle while a receiver has not asked yet.
 
 On a busy machine start it with `chrt -f 5`: it needs a core seldom, but then at once.
 """
