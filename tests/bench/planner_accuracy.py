@@ -27,6 +27,10 @@ from tests.support.later_runs import FITTED_TO, later_runs
 from tests.support.plans import a100, recipe
 from tests.support.published import Row, rows
 
+NOT_COMPARABLE = {
+    "bigscience-prequel-182b-384-tp4pp12mbs2": "78 layers lay 7 to a stage and 1 on the last ('Re-do')",
+}
+"""Runs whose memory is that of a layout which the planner does not make, and what the source says of it."""
 CALIBRATED = ("bigscience_a100", "llm_foundry", "dgxc_benchmarking", "torchtitan", "internevo")
 
 
@@ -116,7 +120,7 @@ def later_bars() -> list[Bar]:
         Bar(f"later Blackwell runs, partly fitted, MAPE ({len(fitted)} runs)", mape(fitted), 5.0, 5.0),
         Bar(f"held-out sources, MAPE ({len(held_out)} runs)", mape(held_out), 10.0, 10.0),
         Bar(f"held-out sources, median ({len(held_out)} runs)", middle, 7.5, 7.5),
-        Bar(f"later sources, memory, MAPE ({len(memory)} runs)", mape(memory), 5.0, 3.0),
+        Bar(f"later sources, memory, MAPE ({len(memory)} runs)", mape(memory), 1.0, 3.0),
     ]
 
 
@@ -175,7 +179,18 @@ def calibration_bars(draws: int) -> list[Bar]:
 def counted(group: str, found: StageMemory) -> float:
     """Bytes of a stage by the definition of the group's source: the whole device (nvidia-smi), what the
     allocator holds (torch.cuda.max_memory_reserved, as torchtitan logs it), else the peak of what it gave
-    out."""
+    out.
+
+    BLOOM's were read by eye from nvidia-smi, which prints MiB, and noted in whole "GB" (thousands of MiB
+    would be 4.9 % more than is taken here). The chronicle contradicts itself by more than the goal: one
+    layout (181B, tp 4, pp 12, micro-batch 2) took 44 and 38 GB, another (182B, tp 8, pp 6, micro-batch 4) 59
+    with 96 heads and 54 with 128, a third (196B, tp 8, pp 6) 65 with micro-batch 2 and 56 with 4. Least
+    squares with constants for context, checkpoints and BF16 leaves 3.0 % even of the rows that it sees.
+    Nanotron's and dgxc's are printed and not judged. Nanotron's "GB" are not told to be allocated or reserved
+    (its logs have both, in GiB, of one rank), nor is recomputation told; 80B on pp 32 is said to take 1.9 GB
+    less than on pp 16, though weights and states are 15e9 bytes less and activations in flight at most 6e9
+    more. Dgxc's is one line of a log whose recomputation and format of gradients are not told.
+    """
     if group == "bigscience_a100":
         return found.total
     return found.reserved if group == "torchtitan" else found.allocated
@@ -185,7 +200,7 @@ def memory_bars() -> list[Bar]:
     """Print the memory of all groups; return their bars."""
     by_group: dict[str, list[float]] = {}
     for row in rows():
-        if not row.memory or row.suspect:
+        if not row.memory or row.suspect or row.id in NOT_COMPARABLE:
             continue
         work = make_workload(row.recipe, row.cluster.software.framework)
         model = MemoryModel(work, make_machine(row.cluster))
@@ -197,15 +212,21 @@ def memory_bars() -> list[Bar]:
         middle = 100 * median(map(abs, found))
         print(f"{group:30s} {len(found):5d} {mape(found):5.1f} {middle:7.1f} {100 * mean(found):+7.1f}")
     return [
-        Bar("memory, B200 peak allocations, MAPE", mape(by_group["simumax_b200"]), 3.0, 3.0),
-        Bar("memory, zero-bubble runs, MAPE", mape(by_group["zero_bubble"]), 3.0, 3.0),
-        Bar("memory, BLOOM, nvidia-smi, MAPE", mape(by_group["bigscience_a100"]), 4.2, 3.0),
-        Bar("memory, torchtitan, reserved, MAPE", mape(by_group["torchtitan"]), 5.0, 3.0),
+        Bar("memory, B200 peak allocations, MAPE", mape(by_group["simumax_b200"]), 1.6, 3.0),
+        Bar("memory, zero-bubble runs, MAPE", mape(by_group["zero_bubble"]), 2.5, 3.0),
+        Bar("memory, BLOOM, nvidia-smi, MAPE", mape(by_group["bigscience_a100"]), 3.8, 3.0),
+        Bar("memory, torchtitan, reserved, MAPE", mape(by_group["torchtitan"]), 2.2, 3.0),
     ]
 
 
 def ranking_bars() -> list[Bar]:
-    """How much slower than the best measured layout the planner's first choice among the measured ones is."""
+    """How much slower than the best measured layout the planner's first choice among the measured ones is.
+
+    The sweep that it loses is decided by a run of vTrain with tp 2. Such runs are predicted 19 % too short
+    (tp 4: 10 %, tp 8: 0.2 %), without a pattern: tp 2 of pp 8 on 512 GPUs takes 21.9 s and tp 8 of pp 2, with
+    as many micro-batches and bytes to send and four times the all-reduces, 14.6 s; tp 4 of pp 16 takes what
+    is predicted with micro-batch 4 and a quarter more with 12.
+    """
     sweeps: dict[tuple[object, ...], list[Row]] = {}
     for row in timed(rows("bigscience_a100", "vtrain_multi_node")):
         model, batch = row.recipe.model, row.recipe.batch.global_size
@@ -221,7 +242,10 @@ def ranking_bars() -> list[Bar]:
         loss = 100 * ((choice.seconds or 0.0) / best - 1)
         print(f"  {key[0]} hidden {key[1]}, {key[5]} GPUs: {len(found)} layouts, {loss:.1f} % slower")
         bars.append(loss)
-    return [Bar("ranking, mean loss of the first choice, %", mean(bars), 3.0, 3.0)]
+    return [
+        Bar("ranking, mean loss of the first choice, %", mean(bars), 1.5, 3.0),
+        Bar("ranking, largest loss of a first choice, %", max(bars), 9.2, 3.0),
+    ]
 
 
 def search_bars() -> list[Bar]:

@@ -136,9 +136,9 @@ INSIDE_NODE = {"bigscience_a100": 100e9}
 connects" of 25 GB/s each (train/tr11-176B-ml/README.md of bigscience)."""
 
 BLOCKING_LAUNCHES = 15e-6
-"""Seconds between kernels where CUDA_LAUNCH_BLOCKING=1 lets the host launch one only after the last: about 5 of
-launch, 10 of waking up and of the framework. Runs of 320 and more GPUs of bigscience hung without it ("dealing
-with JZ hanging", train/tr11-176B-ml/chronicles-prequel.md)."""
+"""Seconds between kernels where CUDA_LAUNCH_BLOCKING=1 has the host launch one only after the last: about 5
+of launch, 10 of waking up and of the framework. Runs of bigscience on 320 and more GPUs hung without it
+("dealing with JZ hanging", train/tr11-176B-ml/chronicles-prequel.md)."""
 
 
 @dataclass(frozen=True)
