@@ -213,3 +213,7 @@ def test_a_copy_in_blocks_is_the_whole_state(tmp_path: Path) -> None:
         load_pieces(saved.checkpoint.path, [whole(f"t{n}", state) for n, state in enumerate(loaded)])
         assert saved.is_full == (not step)
         assert all(torch.equal(one, other) for one, other in zip(states, loaded, strict=True))
+    for state in states:
+        state.zero_()
+    copies[1].put_back()
+    assert all(torch.equal(one, other) for one, other in zip(states, loaded, strict=True))

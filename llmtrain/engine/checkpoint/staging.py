@@ -55,6 +55,12 @@ class HostCopy:
         for stream in streams:
             stream.synchronize()
 
+    def put_back(self) -> None:
+        """Give the pieces' tensors the values that were taken last."""
+        with torch.no_grad():
+            for source, target in zip(self._sources, self._targets, strict=True):
+                source.copy_(target)
+
 
 def _lay_out(owned: Sequence[Piece], room: int | None) -> Iterator[tuple[Piece, int, int]]:
     """Every piece with its first byte among all blocks, and one past its last, rounded up: each begins
