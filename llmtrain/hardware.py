@@ -111,6 +111,9 @@ _BLACKWELL = {
     "memory_efficiency": 0.875,
     "launch_gap": 1e-6,
 }
+"""The ceilings of the two Blackwells differ with the software they were measured under: BF16 on B200 is plain
+Megatron-LM on single nodes, on GB200 a tuned container. In FP8 both come from the same releases and reach the
+same 3.0 PFLOP/s, which is the smaller share of GB200's higher peak."""
 
 _ZEN4_CORE = {
     "bf16_flops": 2.3e11,
@@ -247,6 +250,7 @@ LINKS: dict[str, Link] = {
         _link("nvlink3", "NVLink 3", 300e9, 0.80, 18e-6, 3.4e-6, inside=True),
         _link("nvlink3-a800", "NVLink 3 of an A800", 200e9, 0.80, 18e-6, 3.4e-6, inside=True),
         _link("nvlink4", "NVLink 4", 450e9, 0.83, 16e-6, 2.4e-6, inside=True),
+        _link("nvlink4-h800", "NVLink 4 of an H800", 200e9, 0.83, 16e-6, 2.4e-6, inside=True),
         _link("nvlink5", "NVLink 5", 900e9, 0.64, 16e-6, 2.4e-6, inside=True),
         _link("pcie4", "PCIe 4.0 x16", 32e9, 0.72, 20e-6, 5.7e-6, inside=True),
         _link("pcie5", "PCIe 5.0 x16", 64e9, 0.72, 20e-6, 5.7e-6, inside=True),

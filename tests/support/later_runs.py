@@ -126,9 +126,8 @@ def _layout(row: dict[str, Any]) -> Layout:
 def _cluster(source: dict[str, Any], row: dict[str, Any]) -> ClusterProfile:
     inside, between, bandwidth = LINKS[row["accelerator"]]
     stated = source.get("network", {})
-    inside_bandwidth = None
     if "inside" in stated and row["accelerator"] == "h100-sxm":  # an H800 is an H100 with less NVLink
-        inside, inside_bandwidth = stated["inside"]
+        inside = stated["inside"]
     if "between" in stated:
         between, bandwidth = stated["between"]
     bandwidth = row.get("bandwidth", bandwidth)
@@ -141,7 +140,7 @@ def _cluster(source: dict[str, Any], row: dict[str, Any]) -> ClusterProfile:
         nodes=row["gpus"] // per_node,
         gpus_per_node=per_node,
         accelerator=row["accelerator"],
-        intra_node=LinkConfig(kind=inside, bandwidth=inside_bandwidth),
+        intra_node=LinkConfig(kind=inside),
         inter_node=InterNodeConfig(
             data=LinkConfig(kind=row.get("link", between), bandwidth=bandwidth),
             control=LinkConfig(kind="tcp"),
