@@ -10,6 +10,7 @@ from math import ceil
 from llmtrain.config.layout import Layout
 from llmtrain.plan.machine import Machine
 from llmtrain.plan.memory.bookkeeping import BOOKKEEPING
+from llmtrain.plan.memory.model import StageParameters, stage_parameters
 from llmtrain.plan.timing.collectives import Group, all_reduce, all_to_all, group, scatter_or_gather
 from llmtrain.plan.timing.kernels import Kernels
 from llmtrain.plan.workload import Workload
@@ -83,6 +84,7 @@ class BlockTimer:
         self.rms_norm = work.is_rms_norm
         self._blocks: dict[tuple[object, ...], BlockTime] = {}
         self._ends: dict[tuple[object, ...], tuple[EndTime, EndTime]] = {}
+        self._weights: dict[tuple[object, ...], StageParameters] = {}
 
     def block(self, layout: Layout) -> BlockTime:
         """Seconds of one block."""
@@ -105,6 +107,14 @@ class BlockTimer:
         found = self._ends.get(key)
         if found is None:
             found = self._ends[key] = self._time_ends(layout)
+        return found
+
+    def weights(self, layout: Layout) -> StageParameters:
+        """Parameters of a rank of the first stage."""
+        key = (layout.tp, layout.ep, layout.pp, layout.vpp, layout.recompute == "full")
+        found = self._weights.get(key)
+        if found is None:
+            found = self._weights[key] = stage_parameters(self.work, layout, 0)
         return found
 
     # ---- kernels of a block --------------------------------------------------------------------

@@ -15,7 +15,6 @@ from llmtrain.config.layout import Layout
 from llmtrain.plan.memory.activations import vocabulary_share
 from llmtrain.plan.memory.bookkeeping import BOOKKEEPING
 from llmtrain.plan.memory.bucket_packing import SHARE_ON_THE_WIRE, default_bucket_bytes
-from llmtrain.plan.memory.model import stage_parameters
 from llmtrain.plan.plan import Breakdown
 from llmtrain.plan.timing.collectives import Group, all_reduce, group, scatter_or_gather, send, shards
 from llmtrain.plan.timing.layer_time import BlockTime, BlockTimer, data_group
@@ -157,7 +156,7 @@ def _waits(timer: BlockTimer, layout: Layout) -> bool:
 def _traffic_of_stage(timer: BlockTimer, layout: Layout) -> tuple[float, float]:
     """Seconds to reduce the first stage's gradients once, and to gather its weights once."""
     machine = timer.machine
-    weights = stage_parameters(timer.work, layout, 0)
+    weights = timer.weights(layout)
     dense = data_group(machine, layout)
     reduce, gather = _traffic(timer, layout, dense, weights.dense)
     if weights.expert:
@@ -266,7 +265,7 @@ def _windows(timer: BlockTimer, layout: Layout, block: BlockTime, micro_batches:
 def _optimizer(timer: BlockTimer, layout: Layout) -> float:
     """Norm, clip and update: bytes through memory, shared by the replicas that shard the states."""
     fused = timer.machine.software.fused_optimizer
-    weights = stage_parameters(timer.work, layout, 0).total
+    weights = timer.weights(layout).total
     if layout.zero:
         weights /= shards(timer.machine, layout.dp * layout.cp, layout.tp)
     return timer.kernels.stream((30.0 if fused else 58.0) * weights, 4 if fused else 200)
