@@ -31,6 +31,7 @@ from llmtrain.run.data_file import read_data_file
 from llmtrain.run.job_file import AttemptFile, JobFile
 from llmtrain.run.layout import RunDir
 from llmtrain.run.memory_file import MemoryFile, write_memory_file
+from llmtrain.units import plural
 
 Emit = Callable[[Payload], None]
 
@@ -165,7 +166,7 @@ def _tell_about_numbers(recipe: Recipe, device: Device, layout: Layout, emit: Em
         where = device.torch_device.type
         emit(Notice(message=f"this {where} has no TF32: precision.mode tf32 computes in fp32"))
     if recipe.faults.inject:
-        text = f"REHEARSAL: the recipe injects {len(recipe.faults.inject)} faults (faults.inject)"
+        text = f"REHEARSAL: the recipe injects {plural(len(recipe.faults.inject), 'fault')} (faults.inject)"
         emit(Notice(message=text, level="warning"))
     for number, fault in enumerate(recipe.faults.inject):
         if idle := why_idle(fault, recipe.model, layout, disturbance.attempt):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from llmtrain.events.reactions import (
+    LASTING_FAULTS,
     CorruptionFound,
     FaultInjected,
     GradientAlarm,
@@ -54,7 +55,8 @@ def _layer_sentence(payload: Payload) -> tuple[Level, str] | None:
                 what = f"the weights of {who} differ, and nobody can say which are right"
             return "error", f"step {step}: {what} ({action})"
         case FaultInjected(step=step, fault=fault, rank=rank):
-            return "warning", f"REHEARSAL: {fault} injected at rank {rank} in step {step}"
+            when = f"from step {step} on" if fault in LASTING_FAULTS else f"in step {step}"
+            return "warning", f"REHEARSAL: {fault} injected at rank {rank} {when}"
         case _:
             return None
 

@@ -128,12 +128,17 @@ class CorruptionFound(Payload):
     action: CorruptionAction
 
 
+LASTING_FAULTS = ("slow", "slow_disk", "full_disk")
+"""Kinds that last for many steps, and are told once an attempt."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FaultInjected(Payload):
     """A rehearsal: a fault was made on purpose, because the recipe says so."""
 
     kind: ClassVar[str] = "fault_injected"
     step: int
+    """The first one of a fault that lasts."""
     fault: str
     rank: int
     layer: int

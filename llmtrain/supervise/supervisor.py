@@ -126,7 +126,7 @@ class Supervisor:
 
     # ---- one attempt
     def _one_attempt(self, number: int, first: int, reason: str, writer: EventWriter) -> Decision:
-        started, clock = time.time(), time.monotonic()
+        started = time.time()
         try:
             if self._control.wish() is not None:
                 raise StopWantedError
@@ -142,6 +142,7 @@ class Supervisor:
             return not_begun(error, is_leaving=self._control.is_leaving())
         record = AttemptRecord(number=number, started=started, nodes=tuple(node.name for node in plan.nodes))
         self._begin(plan, record, reason, writer)
+        clock = time.monotonic()
         runner = AttemptRunner(
             self._session,
             plan,

@@ -65,6 +65,10 @@ TOLD: tuple[tuple[Payload, str], ...] = (
         FaultInjected(step=5, fault="nan", rank=3, layer=1),
         "REHEARSAL: nan injected at rank 3 in step 5",
     ),
+    (
+        FaultInjected(step=5, fault="slow", rank=3, layer=0),
+        "REHEARSAL: slow injected at rank 3 from step 5 on",
+    ),
 )
 
 
@@ -94,14 +98,14 @@ def test_the_fold_counts_and_knows_what_holds_now() -> None:
         "spikes": 1,
         "alarms": 1,
         "corruptions": 2,
-        "injected": 1,
+        "injected": 2,
         "loss_scale": None,
         "overflows": 0,
         "wide_layers": {"layers.3": "fp32"},
     }
     assert reactions_text(state.reactions) == (
-        "REHEARSAL: 1 fault injected   1 step recomputed in FP32   16 samples skipped   1 rewind   1 spike   "
-        "1 gradient alarm   2 corruptions   layers.3 in fp32"
+        "REHEARSAL: 2 faults injected   1 step recomputed in FP32   16 samples skipped   1 rewind   "
+        "1 spike   1 gradient alarm   2 corruptions   layers.3 in fp32"
     )
     assert reactions_text(fold([]).reactions) == ""
 

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import signal
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from llmtrain.events.state import RunState
 from llmtrain.supervise.detection.detect import Finding
-from llmtrain.supervise.detection.reports import RankEnd
+from llmtrain.supervise.detection.reports import RankEnd, Reports
 from llmtrain.supervise.explanation.causes import CLASSES, cause_in_lines, cause_of
+from llmtrain.supervise.explanation.post_mortem import _ranks
 
 DATA = Path(__file__).parents[1] / "data"
 
@@ -129,3 +132,20 @@ def test_user_code_that_ran_into_the_device_is_told_so() -> None:
 def test_findings_without_a_rank(kind: str, expected: str) -> None:
     finding = Finding(kind=kind, message="something", at=1.0, node=0)
     assert cause_of(finding, None, (), (), 0, on_gpu=True).kind == expected
+
+
+def test_what_the_tear_down_killed_did_not_run_out_of_memory() -> None:
+    """Its node's kernel may have killed something else."""
+    _, end = dead(-signal.SIGKILL)
+    hang = Finding(kind="hang", message="no rank has finished anything", at=1.0, rank=3, node=0)
+    ours = replace(end, killed=True)
+    assert cause_of(hang, ours, (), (OOM_LINE,), 1, on_gpu=False).kind == "hang"
+    xid = "NVRM: Xid (PCI:0000:3b:00): 79, GPU has fallen off the bus."
+    assert cause_of(hang, ours, (), (xid,), 0, on_gpu=True).kind == "device"
+
+
+def test_a_post_mortem_tells_only_how_ranks_ended_by_themselves() -> None:
+    reports = Reports(attempt=1, world_size=2)
+    _, end = dead(-signal.SIGKILL, rank=0)
+    reports.ends = {0: end, 1: replace(end, rank=1, killed=True)}
+    assert [each.end for each in _ranks(reports, RunState())] == ["was killed by SIGKILL (exit code 137)", ""]

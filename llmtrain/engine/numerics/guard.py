@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from llmtrain.config.layout import Layout
+from llmtrain.config.numerics import InjectedFault
 from llmtrain.config.recipe import Recipe
 from llmtrain.engine.data import Batch
 from llmtrain.engine.disturbance import disturbance
@@ -35,7 +36,7 @@ from llmtrain.engine.numerics.windows import clip_factor
 from llmtrain.engine.optimizer import ShardedAdamW
 from llmtrain.engine.parallel.buckets import Buckets
 from llmtrain.engine.parallel.groups import Groups
-from llmtrain.events.reactions import CorruptionFound, FaultInjected
+from llmtrain.events.reactions import LASTING_FAULTS, CorruptionFound, FaultInjected
 from llmtrain.events.schema import Payload
 
 FORMATS = {"fp32": torch.float32, "bf16": torch.bfloat16}
@@ -62,6 +63,8 @@ class Guard:
         # The faults' hooks come first, so that the probe sees what they did.
         self._faults = InjectedFaults(recipe.faults.inject, stages, buckets, groups, recipe.model.vocab)
         self._findings = Findings(recipe, layout, stages, buckets, groups)
+        self._told: set[InjectedFault] = set()
+        """Lasting faults that were told of."""
         self._snapshot = Snapshot(buckets) if recipe.stability.snapshot_every else None
         self._origin, self._first_origin = Origin(), Origin()
         self._first: Ruling | None = None
@@ -80,6 +83,10 @@ class Guard:
         for fault in self._faults.begin_step(step):
             if why_idle(fault, self._recipe.model, self._layout, disturbance.attempt):
                 continue
+            if fault.kind in LASTING_FAULTS:
+                if fault in self._told:
+                    continue
+                self._told.add(fault)
             self.events.append(FaultInjected(step=step, fault=fault.kind, rank=fault.rank, layer=fault.layer))
 
     def begin_pass(self, layout: Layout) -> None:

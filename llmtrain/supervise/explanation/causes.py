@@ -152,7 +152,8 @@ def cause_of(
 ) -> Cause:
     """The class of the first failure. `end` and `lines` are the failing rank's; `kernel` and `oom_kills` its
     node's word since the ranks were started; `launcher_exit`: how a torchrun that failed itself has ended."""
-    code = end.exit_code if end is not None else launcher_exit
+    # What the tear-down killed says nothing of why.
+    code = launcher_exit if end is None else None if end.killed else end.exit_code
     signalled = code if (code or 0) < 0 else None
     if found := _from_kernel(signalled, end, kernel, oom_kills):
         return found

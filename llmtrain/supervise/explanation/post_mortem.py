@@ -189,7 +189,7 @@ def _step_of(first: Finding, state: RunState) -> int:
 def _ranks(reports: Reports, state: RunState) -> Iterator[RankAtTheEnd]:
     for rank in range(reports.world_size):
         told, seen = state.ranks.get(rank), reports.evidence.get(rank)
-        end, node = reports.ends.get(rank), reports.node_of.get(rank)
+        end, node = _own_end(reports, rank), reports.node_of.get(rank)
         flight = None if seen is None else seen.flight
         yield RankAtTheEnd(
             rank=rank,
@@ -201,6 +201,12 @@ def _ranks(reports: Reports, state: RunState) -> Iterator[RankAtTheEnd]:
             waits=seen is not None and seen.waits,
             state="" if seen is None else seen.state,
         )
+
+
+def _own_end(reports: Reports, rank: int) -> RankEnd | None:
+    """How a rank ended by itself; None for one that lived until the tear-down killed it."""
+    end = reports.ends.get(rank)
+    return None if end is None or end.killed else end
 
 
 def _end_words(end: RankEnd) -> str:
